@@ -39,7 +39,9 @@ from wds_async.storage.http.errors import explain_status
 from wds_async.storage.hub.backend import explain_hub_answer, hub_place
 from wds_async.storage.listing.expand import expand_listed, folder_entries, forget_listings
 from wds_async.storage.registry import Backends, locate
+from wds_async.storage.removal import remove
 from wds_async.storage.s3 import errors as s3errors
+from wds_async.transfer.identity import identified
 from wds_async.transfer.reader import open_shards
 
 clean_aws, moto = moto_server.clean_aws, moto_server.moto
@@ -89,7 +91,7 @@ def local(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreUnder
 
 def http(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StoreUnderTest]:
     store = files("http", tmp_path / "files", "", urllib.parse.quote)
-    with Nginx(tmp_path / "files", extra="autoindex on; dav_methods PUT; client_max_body_size 0;") as server:
+    with Nginx(tmp_path / "files", extra="autoindex on; dav_methods PUT DELETE; client_max_body_size 0;") as server:
         store.folder = f"{server.base}/"
         yield store
 
@@ -345,6 +347,33 @@ def test_every_listed_name_can_be_read(store: StoreUnderTest) -> None:
     assert sorted(bytes_of(urls)) == sorted(data(1000, n) for n in range(len(NAMES)))
 
 
+@pytest.mark.parametrize("direct", [True, False])
+def test_shards_are_identified_as_their_reader_pins_them(store: StoreUnderTest, direct: bool) -> None:
+    names = [f"train/x-{n:02d}.tar" for n in range(20)]
+    for n, name in enumerate(names):
+        store.put(name, data(1000 + n, n))
+    by_name = identified([store.url(name) for name in names])
+    assert [(entry.url, entry.size) for entry in by_name] == [(store.url(n), 1000 + i) for i, n in enumerate(names)]
+    assert all(entry.version for entry in by_name)
+    assert identified(f"{store.folder}train/x-{{00..19}}.tar") == by_name
+    found = identified(f"{store.folder}train/*.tar")
+    assert [(e.url, e.size, e.version) for e in found] == [(e.url, e.size, e.version) for e in by_name]
+    for entry in (by_name[3], *identified(by_name[3].url)):
+        shard, config = {"url": entry.url, "version": entry.version}, quick(direct=direct)
+        assert bytes_of([shard], config) == [data(1003, 3)]
+    store.put(names[3], data(1003, 99))
+    assert identified([store.url(name) for name in names])[3].version != by_name[3].version
+    ((got, error),) = outcomes([{"url": by_name[3].url, "version": by_name[3].version}], quick(direct=direct))
+    assert (got, type(error)) == (b"", ObjectChanged)
+
+
+def test_a_shard_that_is_missing_is_not_identified(store: StoreUnderTest) -> None:
+    store.put("x.tar", b"x")
+    for names in (["x.tar", "none.tar"], [*(f"none-{n}.tar" for n in range(20)), "x.tar"]):
+        with pytest.raises(ShardNotFound, match="none"):
+            identified([store.url(name) for name in names])
+
+
 # -- writing ----------------------------------------------------------------------------------------------------------
 
 
@@ -376,3 +405,17 @@ def test_a_bucket_that_is_missing_is_named_when_writing(writable: StoreUnderTest
         with pytest.raises(WdsError) as caught, wds.TarWriter(url) as writer:
             writer.write({"__key__": "a", "txt": "x"})
         assert url in str(caught.value)
+
+
+def test_objects_are_removed(writable: StoreUnderTest) -> None:
+    assert writable.names is not None
+    for name in ("a/x.tar", "a/y.tar", "a/deep/z.tar", "b.tar", "c d#.tar"):
+        writable.put(name, b"x")
+    remove([writable.url("b.tar"), writable.url("none.tar"), writable.url("c d#.tar")])
+    assert sorted(writable.names()) == ["a/deep/z.tar", "a/x.tar", "a/y.tar"]
+    remove([f"{writable.folder}a/", f"{writable.folder}none/"])
+    assert writable.names() == []
+    for url in writable.missing[1:]:
+        if writable.kind not in ("gs", "ais"):  # they answer 404 for either
+            with pytest.raises(ShardNotFound):
+                remove([url])

@@ -25,7 +25,7 @@ from tests.storage.racing import race
 from tests.writing import memory
 from wds_async.errors import AccessDenied, ShardNotFound, TransferError, UrlError
 from wds_async.reading.url_files import gopen
-from wds_async.storage import creation
+from wds_async.storage import sink
 from wds_async.storage.sink import publish_new
 
 clean_aws, moto = moto_server.clean_aws, moto_server.moto
@@ -34,7 +34,7 @@ _PROCESSES = 20
 
 @pytest.fixture(autouse=True)
 def servers_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(creation, "_honoured", set())
+    monkeypatch.setattr(sink, "_honoured", set())
 
 
 def content(url: str) -> bytes:

@@ -328,6 +328,8 @@ class Entry:
     url: str
     size: int | None
     modified: float | None = None
+    version: str = ""
+    """What the object's reader is given as its version (`ShardStream.version`); "" where the listing does not tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -428,6 +430,10 @@ class Backend:
             "or shared folder, S3, Google Cloud Storage, Azure, SFTP, or a web server that honours If-None-Match"
         )
 
+    async def remove(self, location: Location) -> None:
+        """Remove the object; none that is not there is an error. UrlError where the store removes nothing."""
+        raise UrlError(f"{location.shown}: objects of this kind of store cannot be removed; remove it by its own tools")
+
     async def certainly_creates(self, location: Location) -> bool:
         """Return whether the store is known to keep the promise of `create`. A server that ignores the condition
         replaces the object and reports success."""
@@ -472,6 +478,9 @@ class BackendWrapper(Backend):
 
     async def create(self, location: Location, data: bytes) -> bool:
         return await self.store.create(location, data)
+
+    async def remove(self, location: Location) -> None:
+        await self.store.remove(location)
 
     async def certainly_creates(self, location: Location) -> bool:
         return await self.store.certainly_creates(location)

@@ -147,6 +147,9 @@ class BackendWithDeadlines(BackendWrapper):
     async def create(self, location: Location, data: bytes) -> bool:
         return await with_deadline(self.store.create(location, data), transfer_s(self._allowed_s, len(data)))
 
+    async def remove(self, location: Location) -> None:
+        await with_deadline(self.store.remove(location), self._allowed_s)
+
     async def certainly_creates(self, location: Location) -> bool:
         return await with_deadline(self.store.certainly_creates(location), self._allowed_s)
 

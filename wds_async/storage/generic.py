@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import AsyncIterator
 
 from wds_async.storage.base import Access, Answer, Backend, Call, Description, Entry, Fault, Location, Verdict
@@ -90,6 +91,11 @@ class GenericBackend(Backend):
         except FileExistsError:
             return False
         return True
+
+    async def remove(self, location: Location) -> None:
+        filesystem, path = await self._filesystems.find(location.target)
+        with contextlib.suppress(FileNotFoundError):
+            await self._filesystems.ask(filesystem, "rm_file", path)
 
     async def certainly_creates(self, location: Location) -> bool:
         return True

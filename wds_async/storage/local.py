@@ -13,14 +13,19 @@ from typing import Any
 from wds_async.storage.base import Access, Answer, Backend, Description, Entry, Fault, LocalFile, Location, Verdict
 from wds_async.storage.pipe import FdStream
 
-__all__ = ["LocalBackend", "explain_os_error", "file_version"]
+__all__ = ["LocalBackend", "explain_os_error", "file_version", "version_without_inode"]
 
 _AGAIN = frozenset({errno.EAGAIN, errno.EINTR, errno.EIO, errno.ETIMEDOUT, getattr(errno, "ESTALE", errno.EIO)})
 
 
 def file_version(status: os.stat_result) -> str:
     """Return the version of a file: inode, size and time of change."""
-    return f"inode {status.st_ino}, {status.st_size} bytes, modified {status.st_mtime_ns}"
+    return f"inode {status.st_ino}, {version_without_inode(status.st_size, status.st_mtime_ns)}"
+
+
+def version_without_inode(size: int, modified_ns: int) -> str:
+    """Return the version of a file without its inode, which differs where another machine has mounted the folder."""
+    return f"{size} bytes, modified {modified_ns}"
 
 
 def explain_os_error(exn: BaseException) -> Fault:
@@ -60,7 +65,15 @@ class LocalBackend(Backend):
         path = location.path
         assert path is not None, location.target
         for name, size, modified in await self._call(_scan, path):
-            yield Entry(f"{location.target}{name}/" if size is None else location.target + name, size, modified)
+            if size is None:
+                yield Entry(f"{location.target}{name}/", None, modified / 1e9)
+            else:
+                yield Entry(location.target + name, size, modified / 1e9, version_without_inode(size, modified))
+
+    async def remove(self, location: Location) -> None:
+        assert location.path is not None, location.target
+        with contextlib.suppress(FileNotFoundError):
+            await self._call(os.remove, location.path)
 
     async def describe(self, location: Location) -> Description:
         return Description("local files", "", f"user {getpass.getuser()}", True)
@@ -70,13 +83,14 @@ class LocalBackend(Backend):
         return explain_os_error(outcome)
 
 
-def _scan(path: str) -> list[tuple[str, int | None, float]]:
-    """List a folder, sorted: names, sizes (None for a folder) and times of change, without broken links."""
+def _scan(path: str) -> list[tuple[str, int | None, int]]:
+    """List a folder, sorted: names, sizes (None for a folder) and times of change in nanoseconds, without broken
+    links."""
     listing = []
     with os.scandir(path) as entries:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 status = entry.stat()
                 size = None if stat.S_ISDIR(status.st_mode) else status.st_size
-                listing.append((entry.name, size, status.st_mtime))
+                listing.append((entry.name, size, status.st_mtime_ns))
     return sorted(listing)

@@ -10,11 +10,11 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from wds_async.config import RetryPolicy
+from wds_async.config import RetryPolicy, transfer_config
 from wds_async.errors import WdsError
-from wds_async.storage.base import Fault, Verdict
+from wds_async.storage.base import Backend, Fault, Location, Verdict, error_for
 
-__all__ = ["Retries", "ask"]
+__all__ = ["Retries", "ask", "ask_backend"]
 
 T = TypeVar("T")
 
@@ -72,3 +72,20 @@ async def ask(
             if wait_s is None:
                 raise
         await asyncio.sleep(wait_s)
+
+
+async def ask_backend(
+    backend: Backend, location: Location, call: Callable[[], Awaitable[T]], retries: Retries | None = None
+) -> T:
+    """Return the result of ``call``, a brief request of ``backend`` about ``location``, with retries; raise its last
+    error as a StorageError."""
+    policy = transfer_config().retry
+    retries = retries or Retries(policy)
+    try:
+        return await ask(call, lambda exn: backend.classify(exn, location), policy, retries=retries)
+    except WdsError:
+        raise
+    except Exception as exn:
+        assert retries.fault is not None
+        error = error_for(retries.fault, location.shown, 0, retries.failures)
+        raise error from (None if location.spec.quotes_answers else exn)

@@ -10,21 +10,33 @@ import contextlib
 import errno
 import os
 import sys
-from collections.abc import Mapping
-from typing import Any, NoReturn, Protocol
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, NoReturn, Protocol, TypeVar
 
-from wds_async.errors import AccessDenied, ConfigError, PipeError, ShardNotFound, StorageError, UrlError
+from wds_async.config import transfer_config
+from wds_async.errors import (
+    AccessDenied,
+    ConfigError,
+    MissingExtra,
+    PipeError,
+    ShardNotFound,
+    StorageError,
+    UrlError,
+)
 from wds_async.redact import redact
 from wds_async.storage import pipe, registry
-from wds_async.storage.creation import create
+from wds_async.storage.base import Backend, Location
+from wds_async.storage.checksums import digest_of
 from wds_async.storage.filewriting import WRITE_BYTES, write_all
 from wds_async.storage.options import StorageOptions
+from wds_async.storage.retry import Retries, ask_backend
 from wds_async.storage.storeloop import StoreLoop
 from wds_async.storage.stores import load
 from wds_async.storage.user_openers import GOPEN_BUFSIZE, named_opener
 
 __all__ = ["FileSink", "LocalSink", "PipeSink", "Sink", "open_sink", "publish", "publish_new", "publish_text"]
 
+T = TypeVar("T")
 Data = bytes | bytearray | memoryview
 _WITHOUT_LINKS = frozenset({errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK})
 
@@ -293,9 +305,68 @@ def publish_new(url: str, data: Data, options: Mapping[str, Any] | StorageOption
     if place.in_order:
         raise UrlError(f"{redact(url)}: a command or an opener of the program cannot create only where there is none")
     with StoreLoop() as loop:
-        return loop.run(create(loop.backends, place, bytes(data)))
+        return loop.run(_Creation(loop.backends.of(place), place, bytes(data)).run())
 
 
 def publish_text(url: str, text: str, options: Mapping[str, Any] | StorageOptions | None = None) -> None:
     """Write a small text file, in UTF-8, to ``url``, as `publish` does."""
     publish(url, text.encode("utf-8"), options)
+
+
+_honoured: set[Any] = set()
+"""Servers that refused a second creation, in this process."""
+
+
+class _Creation:
+    """The creation of one object where there is none, with retries.
+
+    A server that is not known to decide that by itself is tried first, once a process: it has to refuse a second
+    creation."""
+
+    def __init__(self, backend: Backend, location: Location, data: bytes) -> None:
+        self._backend, self._location, self._data = backend, location, data
+
+    async def run(self) -> bool:
+        location = self._location
+        server = location.kind, location.server, location.options
+        if server in _honoured or await self._ask(lambda: self._backend.certainly_creates(location)):
+            return await self._once()
+        if await self._is_there():
+            return False
+        created = await self._once()
+        if await self._once():
+            raise UrlError(
+                f"{location.shown}: its server replaces an object although it was asked to create one only where there "
+                "is none (If-None-Match: *), so that writers would overwrite each other; write to a store that honours "
+                "that: a local or shared folder, S3, Google Cloud Storage, Azure"
+            )
+        _honoured.add(server)
+        return created
+
+    async def _once(self) -> bool:
+        """Return whether the object was created. Where an attempt failed, the object that the next one finds may be
+        its work."""
+        retries = Retries(transfer_config().retry)
+        created = await self._ask(lambda: self._backend.create(self._location, self._data), retries)
+        return created or (retries.fault is not None and await self._is_ours())
+
+    async def _is_there(self) -> bool:
+        try:
+            await self._ask(lambda: self._backend.remote_checksum(self._location))
+        except (AccessDenied, ShardNotFound):  # a store may deny what is not there
+            return False
+        return True
+
+    async def _is_ours(self) -> bool:
+        """Return whether the object's checksum is that of our data; False where its store keeps none."""
+        checksum = await self._ask(lambda: self._backend.remote_checksum(self._location))
+        if checksum is None:
+            return False
+        with contextlib.suppress(MissingExtra, ValueError):
+            digest = digest_of(checksum.algorithm)
+            digest.update(memoryview(self._data))
+            return digest.digest() == checksum.digest
+        return False
+
+    async def _ask(self, call: Callable[[], Awaitable[T]], retries: Retries | None = None) -> T:
+        return await ask_backend(self._backend, self._location, call, retries)

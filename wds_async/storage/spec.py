@@ -77,6 +77,8 @@ class StoreSpec:
     """Whether a URL names a bucket and the configuration names the server."""
     object_store: bool = False
     """Whether keys are any text ("", "." and ".." too), and listing is permitted apart from reading."""
+    lists_versions: bool = False
+    """Whether its listings tell the versions of objects."""
     sends_checksum: bool = False
     """Whether every answer brings the checksum that the store could be asked for."""
     has_query: bool = False

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wds_async.storage.base import Access, Backend, Checksum, Fault, LocalFile, Location, ObjectReplaced, Request
-from wds_async.storage.http.messages import modified_of, same_object
+from wds_async.storage.http.messages import modified_of, same_object, version_like
 from wds_async.transfer.circuit_breaker import CircuitBreaker
 from wds_async.transfer.files import FileReader
 from wds_async.transfer.streams import StreamReader
@@ -186,7 +186,7 @@ class ShardState:
         if known_size not in (None, size):
             raise ObjectReplaced(f"it had {known_size} bytes and now has {size}")
         if not self.version:
-            self._check_expected(version, size)
+            self._check_expected(version_like(self.expected, version, fields), size)
             self.version, self.etag = version, fields.get("etag", "")
             self.checksum = None if backend is None else backend.checksum(fields)
             self.modified = modified_of(fields)
@@ -198,7 +198,8 @@ class ShardState:
         """Keep the version and the facts in the head of an answer that is read in order; another start changes no
         checksum. `UnexpectedVersion` where the caller expects another."""
         length, plain = fields.get("content-length", ""), "content-encoding" not in fields
-        self._check_expected(version, int(length) if plain and length.isascii() and length.isdigit() else None)
+        told = version_like(self.expected, version, fields)
+        self._check_expected(told, int(length) if plain and length.isascii() and length.isdigit() else None)
         self.version = self.version or version
         if self.checksum is None:
             self.fields = self.fields or fields

@@ -261,6 +261,12 @@ class AisBackend(CloudBackend):
         )
         return created(answer)
 
+    async def remove(self, location: Location) -> None:
+        cluster, place = self._cluster(location.target), AisObject.of(location.target)
+        if cluster.socket:
+            raise UrlError(f"{location.shown}: the service at {cluster.endpoint} removes nothing")
+        await self._http.delete(await self._request(cluster, place.object_url(cluster.base)), location.shown)
+
     async def close(self) -> None:
         await self._announcer.close()
         if self._files is not None:

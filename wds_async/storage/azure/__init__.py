@@ -24,6 +24,7 @@ SPEC = StoreSpec(
     routable=True,
     buckets=True,
     object_store=True,
+    lists_versions=True,
     sends_checksum=True,
     account_hosts=True,
     variables=(

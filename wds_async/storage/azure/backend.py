@@ -155,6 +155,21 @@ class AzureBackend(CloudBackend):
             return False
         return True
 
+    async def remove(self, location: Location) -> None:
+        blob, access, plain = self._of(location.target)
+        if plain:
+            await self._http.remove(location)
+            return
+        client = (await access.service()).get_blob_client(blob.container, blob.name)
+        try:
+            await client.delete_blob(delete_snapshots="include")
+        except Exception as exn:
+            answer = answer_of(exn)
+            if answer is None:
+                raise
+            if code_of(answer) != "BlobNotFound":
+                raise RefusedAnswer(answer) from None
+
     async def certainly_creates(self, location: Location) -> bool:
         return True
 
@@ -225,7 +240,8 @@ def _entry(url: str, folder: Blob, item: Any) -> Entry:
         name = urllib.parse.quote(name, safe="/~")
     if name.endswith("/"):
         return Entry(base + name, None)
-    return Entry(base + name, item.size, item.last_modified.timestamp() if item.last_modified else None)
+    version = f'etag "{etag}"' if (etag := str(item.etag or "").strip('"')) else ""  # a listing has it without quotes
+    return Entry(base + name, item.size, item.last_modified.timestamp() if item.last_modified else None, version)
 
 
 def _is_https(url: str) -> bool:

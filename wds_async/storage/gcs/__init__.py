@@ -23,6 +23,7 @@ SPEC = StoreSpec(
     routable=True,
     buckets=True,
     object_store=True,
+    lists_versions=True,
     sends_checksum=True,
     dotted_keys="always",
     variables=("GOOGLE_", "STORAGE_", "CLOUDSDK_CONFIG"),

@@ -52,7 +52,7 @@ _OPTIONS = (
     "session_kwargs", "skip_instance_cache", "timeout", "use_listings_cache", "version_aware",
 )  # fmt: skip
 _GENERATION = re.compile(r"#(\d+)$|\?(?:[^#]*&)?generation=(\d+)(?:&[^#]*)?$")
-_LISTED = "items(name,size,updated),prefixes,nextPageToken"
+_LISTED = "items(name,size,updated,generation),prefixes,nextPageToken"
 _PAGE = "1000"
 _RENEWED_EVERY_S = 5.0
 
@@ -176,6 +176,17 @@ class GcsBackend(CloudBackend):
             if response.status not in (200, 412):
                 raise RefusedAnswer(await answer_of(response))
             return response.status == 200
+
+    async def remove(self, location: Location) -> None:
+        bucket, key, query = self._split(location.target)
+        writes = self._writing()
+        await writes._identify()
+        session = await writes._http.session()
+        headers = dict((*PLAIN_HEADERS, *(await writes._tokens.headers())[0]))
+        url = self._endpoint() + _object_path(bucket, key)
+        async with session.delete(url, params={**query, **await writes._payer()}, headers=headers) as response:
+            if response.status not in (200, 204, 404):
+                raise RefusedAnswer(await answer_of(response))
 
     async def certainly_creates(self, location: Location) -> bool:
         return True
@@ -301,7 +312,9 @@ def _object_path(bucket: str, key: str) -> str:
 
 def _entry(url: str, item: dict[str, Any], skipped: int) -> Entry:
     modified = datetime.datetime.fromisoformat(item["updated"]).timestamp() if "updated" in item else None
-    return Entry(url + item["name"][skipped:], int(item.get("size", 0)), modified)
+    size, generation = int(item.get("size", 0)), item.get("generation")
+    version = f"generation {generation}, {size} bytes" if generation else ""
+    return Entry(url + item["name"][skipped:], size, modified, version)
 
 
 def pinned_by(fields: Mapping[str, str], total: int | None) -> str:

@@ -324,6 +324,26 @@ class HttpBackend(Backend):
         False where the server has an object. Raise RefusedAnswer for other refusals."""
         return created(await self._call(put, request, io.BytesIO(data), len(data), self.timeouts_s[1], ONLY_NEW))
 
+    async def remove(self, location: Location) -> None:
+        await self._prepared()
+        await self.delete(self.request(location.target), location.shown)
+
+    async def delete(self, request: Request, shown: str) -> None:
+        """DELETE an object, where redirects lead; one that is not there is no error. Raise UrlError where the server
+        knows no DELETE, and RefusedAnswer."""
+        while True:
+            response = await self.send(request, method="DELETE")
+            with contextlib.closing(response):
+                answer = await answer_of(response)
+            if answer.status in REDIRECTS and "location" in answer.fields:
+                request = redirected(request, answer.fields["location"])
+                continue
+            if answer.status in (405, 501):
+                raise UrlError(f"{shown}: its server removes nothing (DELETE was answered {answer.status})")
+            if answer.status >= 300 and answer.status not in (404, 410):
+                raise RefusedAnswer(answer)
+            return
+
     async def head(
         self,
         request: Request,

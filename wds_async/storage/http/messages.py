@@ -28,6 +28,7 @@ __all__ = [
     "pins_version",
     "redirected",
     "same_object",
+    "version_like",
     "version_of",
     "wire_url",
 ]
@@ -54,6 +55,14 @@ def version_of(fields: Mapping[str, str], total: int | None) -> str:
     modified = fields.get("last-modified")
     size = "unknown size" if total is None else f"{total} bytes"
     return f"modified {modified}, {size}" if modified else size
+
+
+def version_like(expected: str, version: str, fields: Mapping[str, str]) -> str:
+    """Return the version that an answer's ``fields`` tell, in the form of ``expected``: listings of Google tell an
+    object's generation. ``version`` (of `version_of`) where there is none of that form."""
+    if expected.startswith("generation ") and (generation := fields.get("x-goog-generation")):
+        return f"generation {generation}"
+    return version
 
 
 def pins_version(version: str) -> bool:

@@ -10,28 +10,36 @@ of one folder list it once: 16 MB at most. A folder that is larger is listed ane
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import stat
-from collections.abc import AsyncIterator, Generator, Iterable
+from collections.abc import AsyncIterator, Generator, Iterable, Mapping
 from typing import TypeVar
 
 from wds_async.config import transfer_config
+from wds_async.errors import AccessDenied, ShardNotFound, UrlError
 from wds_async.storage.base import Entry
 from wds_async.storage.listing.folders import forget
 from wds_async.storage.listing.globs import Pattern, parse
 from wds_async.storage.listing.searching import Folders
+from wds_async.storage.local import version_without_inode
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import locate
 from wds_async.storage.storeloop import StoreLoop
 from wds_async.urls import expand_urls, local_path
 
-__all__ = ["expand_listed", "folder_entries", "forget_listings", "matches"]
+__all__ = ["expand_listed", "folder_entries", "forget_listings", "listed_by_folder", "matches"]
 
 T = TypeVar("T")
 Urls = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
 _PAGE = 1000
+_FOLDERS_AT_ONCE = 8
+_LISTED_FROM = 16
+"""So many objects of one folder are looked up in its listing; fewer are as soon asked for one by one."""
+_LISTED_BESIDE = 5000
+"""So many other names in the folder do not end its listing."""
 
 
 def expand_listed(urls: Urls, options: StorageOptions = NOTHING_GIVEN) -> list[str]:
@@ -62,6 +70,22 @@ def folder_entries(url: str, *, recursive: bool = False, options: StorageOptions
         pages = _pages(_folders(loop, options, fresh=True), url, recursive)
         while page := loop.run(_next(pages)):
             yield from page
+
+
+def listed_by_folder(urls: Iterable[str], options: StorageOptions = NOTHING_GIVEN) -> dict[str, Entry]:
+    """Return those of ``urls`` (expanded) that a listing of their folder tells with their version, by URL.
+
+    A folder is listed once for all of them, where there are enough, and no further than is worth it: a much larger
+    folder, one that may not be listed, and what it lacks is left out. Raises a StorageError where a store fails.
+    """
+    wanted: dict[str, set[str]] = {}
+    for url in urls:
+        wanted.setdefault(url.rpartition("/")[0] + "/", set()).add(url)
+    wanted = {folder: names for folder, names in wanted.items() if len(names) >= _LISTED_FROM}
+    if not wanted:
+        return {}
+    with StoreLoop("wds-async-listing") as loop:
+        return loop.run(_listed(_folders(loop, options, fresh=True), wanted, options))
 
 
 def forget_listings() -> None:
@@ -99,12 +123,42 @@ def _with_status(entry: Entry) -> Entry:
         with contextlib.suppress(OSError):
             status = os.stat(path)
             if stat.S_ISREG(status.st_mode):
-                return Entry(entry.url, status.st_size, status.st_mtime)
+                version = version_without_inode(status.st_size, status.st_mtime_ns)
+                return Entry(entry.url, status.st_size, status.st_mtime, version)
     return entry
 
 
 def _folders(loop: StoreLoop, options: StorageOptions, *, fresh: bool) -> Folders:
     return Folders(loop.backends, options, transfer_config().retry, fresh=fresh)
+
+
+async def _listed(folders: Folders, wanted: Mapping[str, set[str]], options: StorageOptions) -> dict[str, Entry]:
+    """Return the entries of the URLs that are ``wanted`` of each folder, several folders at once."""
+    listed: dict[str, Entry] = {}
+    todo = iter(wanted.items())
+
+    async def work() -> None:
+        for folder, urls in todo:
+            left, seen, most = set(urls), 0, _LISTED_BESIDE + 2 * len(urls)
+            with contextlib.suppress(UrlError, AccessDenied, ShardNotFound):  # what it lacks is asked for by itself
+                if not locate(folder, options=options).spec.lists_versions:
+                    continue
+                async with contextlib.aclosing(folders.entries(folder)) as entries:
+                    async for entry in entries:
+                        seen += 1
+                        if entry.url in left and entry.version:
+                            left.discard(entry.url)
+                            listed[entry.url] = entry
+                        if not left or seen >= most:
+                            break
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(_FOLDERS_AT_ONCE, len(wanted))):
+                group.create_task(work())
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from None
+    return listed
 
 
 async def _pages(folders: Folders, url: str, recursive: bool) -> AsyncIterator[list[Entry]]:

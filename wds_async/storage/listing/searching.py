@@ -11,7 +11,7 @@ import contextlib
 import difflib
 import urllib.parse
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from wds_async.config import RetryPolicy
 from wds_async.errors import ShardNotFound, UrlError, WdsError
@@ -142,7 +142,7 @@ class Folders:
                         seen += 1
                         if seen > yielded:  # those before were yielded before a fault
                             yielded += 1
-                            yield Entry(self._spelt(url, name), entry.size, entry.modified)
+                            yield replace(entry, url=self._spelt(url, name))
             except WdsError:
                 raise
             except Exception as exn:
@@ -224,7 +224,7 @@ class Folders:
             spelt = self._spelt(url, name)
             if not name.endswith("/"):
                 spelt += search.pattern.query
-                search.found[spelt] = Entry(spelt, entry.size, entry.modified)
+                search.found[spelt] = replace(entry, url=spelt)
                 continue
             at = aim.at if aim.step == ANY_DEPTH else aim.at + 1
             while at < len(steps) - 1 and not is_pattern(steps[at]):  # there is nothing to choose from

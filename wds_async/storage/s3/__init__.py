@@ -20,6 +20,7 @@ SPEC = StoreSpec(
     routable=True,
     buckets=True,
     object_store=True,
+    lists_versions=True,
     dotted_keys="open",
     variables=(
         "AWS_",

@@ -99,7 +99,7 @@ class S3Backend(CloudBackend):
         async for page in pages:
             entries = [Entry(name.folder + item["Prefix"], None) for item in page.get("CommonPrefixes", [])]
             entries += [
-                Entry(name.folder + item["Key"], item["Size"], item["LastModified"].timestamp())
+                _entry(name.folder + item["Key"], item)
                 for item in page.get("Contents", [])
                 if item["Key"] != name.key  # a folder that was created is an object of that name
             ]
@@ -146,6 +146,12 @@ class S3Backend(CloudBackend):
                 return await client.writer(name) == writer
             return False
         return True
+
+    async def remove(self, location: Location) -> None:
+        name = S3Name.of(location.target)
+        client = await self._connected(name)
+        self._remember(location.target, client)
+        await client.delete(name)
 
     async def certainly_creates(self, location: Location) -> bool:
         return (await self._connected(S3Name.of(location.target))).at_amazon
@@ -255,6 +261,11 @@ class S3Backend(CloudBackend):
         parts = urllib.parse.urlsplit(url)
         self._endpoint = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # it may hold a password
         return self._why_indirect(url) or client.by_itself()
+
+
+def _entry(url: str, item: Mapping[str, Any]) -> Entry:
+    version = f"etag {etag}" if (etag := item.get("ETag")) else ""
+    return Entry(url, item["Size"], item["LastModified"].timestamp(), version)
 
 
 _PIECE_BYTES = 1 << 20

@@ -139,6 +139,11 @@ class S3Client:
         metadata: Mapping[str, str] = (await self.head(name)).get("Metadata") or {}
         return metadata.get(_WRITER)
 
+    async def delete(self, name: S3Name) -> None:
+        """DELETE an object; S3 does not tell whether there was one."""
+        extra = {**self.arguments("DeleteObject"), **_version(name)}
+        await self.client.delete_object(Bucket=name.bucket, Key=name.key, **extra)
+
     @property
     def at_amazon(self) -> bool:
         """True if requests go to Amazon, and not to another store with its protocol."""
