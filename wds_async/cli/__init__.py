@@ -29,6 +29,8 @@ COMMANDS = {
     "check": "Read shards from end to end and report what is wrong.",
     "resolve": "Show what URLs resolve to, how they are read, and whether they can be read.",
     "index": "Write indexes of shards, for lengths and random access.",
+    "map": "Apply a function to the samples of any number of shards, on many machines.",
+    "job": "See the jobs of map, reshard and index; finish them, run again what failed.",
     "replay": "Make the batch of a step again from a saved state.",
     "seen": "List the samples that a job had seen when its state was saved.",
     "doctor": "Find the bottleneck of a pipeline and one setting to change next.",

@@ -14,14 +14,16 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
 from wds_async.cli import shards, terminal
-from wds_async.errors import ConfigError, ShardFormatError, WdsError
+from wds_async.cli.running import ENGINES, ProgressDisplay, run_job
+from wds_async.distributed.indexing import index as distributed_index
+from wds_async.errors import ConfigError, WdsError
 from wds_async.indexed import index, places
 from wds_async.indexed.scan import ScannedShard, scan_shards, up_to_date
 from wds_async.indexed.shardindex import ShardFacts, ShardIndex
 from wds_async.redact import redact
 from wds_async.storage.sink import publish, publish_text
 from wds_async.tar.blocks import padded
-from wds_async.tar.index import energon_index, read_dali, shard_list
+from wds_async.tar.index import read_dali, shard_list
 from wds_async.urls import local_path
 
 __all__ = ["command", "progress_bar"]
@@ -30,8 +32,9 @@ __all__ = ["command", "progress_bar"]
 @click.command("index")
 @click.argument("url", nargs=-1, required=True, metavar="SHARDS...")
 @click.option(
-    "--kind", type=click.Choice(["json", *places.KINDS]), default="json", show_default=True,
-    help="json: one list of all shards. The others: a file for each shard, for DALI, Energon or IndexedDataset.",
+    "--kind", "kinds", type=click.Choice(["json", *places.KINDS]), multiple=True, default=["json"], show_default=True,
+    help="json: one list of all shards. The others: a file for each shard, for DALI, Energon or IndexedDataset. With "
+    "--engine, several may be made at once.",
 )  # fmt: skip
 @click.option(
     "-o", "--output", default="-",
@@ -43,16 +46,29 @@ __all__ = ["command", "progress_bar"]
 @click.option("--again", is_flag=True, help="Read all shards, also those whose index is up to date.")
 @click.option("--verbose", is_flag=True, help="Show every error, and not only the first of equal ones.")
 @click.option("--dry-run", is_flag=True, help="Show how many shards would be read, and write nothing.")
+@click.option(
+    "--engine", type=click.Choice(ENGINES),
+    help="Divide the shards into tasks for processes or machines: a job with records that is resumed anywhere.",
+)  # fmt: skip
+@click.option("--job", default="index", show_default=True, help="With --engine: name of the job, so of its folder.")
+@click.option("--cpus", type=float, help="With --engine: CPUs of one task.  [default: 1]")
+@click.option("--workers", type=int, help="With --engine local or rank: processes.")
+@click.option("-y", "--yes", is_flag=True, help="With --engine: do not ask before the start.")
 def command(
     *,
     url: tuple[str, ...],
-    kind: str,
+    kinds: tuple[str, ...],
     output: str,
     name: str | None,
     base: str | None,
     again: bool,
     verbose: bool,
     dry_run: bool,
+    engine: str | None,
+    job: str,
+    cpus: float | None,
+    workers: int | None,
+    yes: bool,
 ) -> None:
     """Write an index of SHARDS: how many samples each holds, and where they are.
 
@@ -63,8 +79,23 @@ def command(
 
     Local shards in the folder of a json index, or below it, are named relative to it.
 
+    With --engine the work is a job, as of `wds-async map`: its records are in _wds/JOB beside the list (default:
+    JOB.json in the folder that all shards share), and nothing is kept in the cache folder.
+
     Example: wds-async index 'https://host/train-{000..009}.tar' -o train.json
+
+    Example: wds-async index 's3://in/{000000..099999}.tar' --kind json --kind wds --engine ray
     """
+    if engine is not None:
+        if base is not None:
+            raise ConfigError("--base is for indexing without --engine; with it, name the list with -o")
+        target = None if output == "-" else output
+        how = {"kinds": kinds, "name": name or "", "job": job, "engine": engine, "cpus": cpus, "workers": workers}
+        _run_as_job(shards.expand(url), target, dry_run, yes, overwrite=again, **how)
+        return
+    if len(kinds) > 1:
+        raise ConfigError(f"--kind {' --kind '.join(kinds)}: one at a time, or several with --engine")
+    (kind,) = kinds
     if kind != "json" and (name is not None or base is not None):
         raise ConfigError(f"--name and --base are for --kind json, not {kind}")
     urls = shards.expand(url)
@@ -81,6 +112,12 @@ def command(
     for line in work.report(verbose):
         terminal.say(line, err=True)
     click.get_current_context().exit(1 if work.errors else 0)
+
+
+def _run_as_job(urls: list[str], output: str | None, dry_run: bool, yes: bool, **how: Any) -> None:
+    display = ProgressDisplay("index")
+    job = distributed_index(urls, output, on_progress=display, **how)
+    run_job(job, display, writes=", ".join(how["kinds"]), dry_run=dry_run, yes=yes)
 
 
 @dataclass
@@ -134,7 +171,7 @@ class _Work:
             fits = data is not None and _is_of(data.decode("utf-8", "surrogateescape"), cached)
             self._present |= {url} if fits else set()
             return cached if fits else None
-        if self.kind == "energon" and cached.facts.plain and self._file(url, cached, "") == data:
+        if self.kind == "energon" and cached.facts.plain and places.file_bytes(self.kind, cached, url) == data:
             self._present.add(url)
         return cached
 
@@ -173,7 +210,7 @@ class _Work:
     def _publish(self, url: str, one: ShardIndex, dali: str = "") -> None:
         """Write the file of one shard."""
         try:
-            data = self._file(url, one, dali)
+            data = places.file_bytes(self.kind, one, url, dali)
         except WdsError as exn:
             self.errors[url] = exn
             return
@@ -182,16 +219,6 @@ class _Work:
         except (WdsError, OSError) as exn:
             self.errors[url] = exn
             self.unwritten = self.folder is None
-
-    def _file(self, url: str, one: ShardIndex, dali: str) -> bytes:
-        """Return the bytes of a shard's own index."""
-        if self.kind == "wds":
-            return one.to_bytes()
-        if self.kind == "dali":
-            return dali.encode("utf-8", "surrogateescape")
-        if not one.facts.plain:
-            raise ShardFormatError(f"{redact(url)}: it is compressed, and Energon reads plain tars only")
-        return energon_index(one.starts.tolist(), one.stop(len(one) - 1) if len(one) else 0)
 
     def report(self, verbose: bool) -> Iterator[str]:
         """Yield the lines of the end: what was found, and every error."""

@@ -14,19 +14,23 @@ if TYPE_CHECKING:
     from wds_async.distributed.engines.dask import DaskEngine as DaskEngine
     from wds_async.distributed.engines.ray import RayEngine as RayEngine
     from wds_async.distributed.folder import JobFolder as JobFolder
+    from wds_async.distributed.indexing import index as index
     from wds_async.distributed.jobs import Job as Job
     from wds_async.distributed.mapping import map_shards as map_shards
     from wds_async.distributed.progress import JobProgress as JobProgress
     from wds_async.distributed.progress import JobStatus as JobStatus
     from wds_async.distributed.progress import JobSummary as JobSummary
+    from wds_async.distributed.reopening import reopened as reopened
 
 _HOMES = {
     "engines.dask": "DaskEngine",
     "engines.ray": "RayEngine",
     "folder": "JobFolder",
+    "indexing": "index",
     "jobs": "Job",
     "mapping": "map_shards",
     "progress": "JobProgress JobStatus JobSummary",
+    "reopening": "reopened",
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
 _ROOMS = ("raydata",)

@@ -147,7 +147,7 @@ class Job:
         if tally.failures:
             raise self._failed(tally)
         if self.finishes:
-            self._finish()
+            self.finish()
         return tally.summary()
 
     def _await_document(self, document: Mapping[str, Any]) -> None:
@@ -164,8 +164,8 @@ class Job:
                 raise JobFailed(f"{redact(self.folder.url)}: rank 0 has not begun the job in {_LEADER_WITHIN_S:.0f} s")
             pause.wait(_LOOK_EVERY_S)
 
-    def _finish(self) -> None:
-        """Write the list of shards where every task has a record: on the last of several runners."""
+    def finish(self) -> None:
+        """Write the list of shards where every task has a record, as the last of several runners does by itself."""
         contents = self.folder.contents()
         if len(contents.finished) >= len(self.tasks) and not contents.complete:
             self.folder.finish(len(self.tasks), ids_of(self.tasks, self.work.describe()))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from wds_async.config import transfer_config
-from wds_async.errors import ConfigError, StorageError, WdsError
+from wds_async.errors import ConfigError, ShardFormatError, StorageError, WdsError
 from wds_async.indexed.files import default_folder
 from wds_async.indexed.shardindex import HEAD_BYTES, ShardFacts, ShardIndex, facts_in
 from wds_async.redact import redact
@@ -17,11 +17,11 @@ from wds_async.shardcache.names import cache_name
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import locate
 from wds_async.storage.sink import LocalSink
-from wds_async.tar.index import dali_name, energon_name
+from wds_async.tar.index import dali_name, energon_index, energon_name
 from wds_async.transfer.reader import open_shards
 from wds_async.urls import local_path
 
-__all__ = ["KINDS", "cache_path", "cached_facts", "cached_index", "keep", "places", "read_files"]
+__all__ = ["KINDS", "cache_path", "cached_facts", "cached_index", "file_bytes", "keep", "places", "read_files"]
 
 _FOLDER = ".index"
 """Folder of indexes within the cache folder; nothing there is taken for a shard, or removed."""
@@ -51,6 +51,18 @@ def places(urls: Sequence[str], kind: str, folder: str | None = None) -> list[st
             raise ConfigError(f"{redact(other)} and {redact(url)}: {why}")
         found.append(place)
     return found
+
+
+def file_bytes(kind: str, index: ShardIndex, url: str, dali: str = "") -> bytes:
+    """Return the bytes of the file for ``index``, that of the shard ``url``, by one of the `KINDS`. ``dali``: the text
+    of DALI's, which `scan_shards` makes. ShardFormatError for a compressed shard, which Energon does not read."""
+    if kind == "wds":
+        return index.to_bytes()
+    if kind == "dali":
+        return dali.encode("utf-8", "surrogateescape")
+    if not index.facts.plain:
+        raise ShardFormatError(f"{redact(url)}: it is compressed, and Energon reads plain tars only")
+    return energon_index(index.starts.tolist(), index.stop(len(index) - 1) if len(index) else 0)
 
 
 def read_files(urls: Iterable[str], options: StorageOptions = NOTHING_GIVEN) -> Iterator[bytes | WdsError]:

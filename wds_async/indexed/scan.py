@@ -55,30 +55,37 @@ def scan_shards(
     dali: bool = False,
     options: StorageOptions = NOTHING_GIVEN,
     received: Callable[[int], object] = lambda _: None,
+    traffic: Traffic | None = None,
 ) -> Iterator[ScannedShard]:
     """Read the headers of ``urls`` and yield what each shard holds; an error ends its shard only.
 
     Many shards are read at once, and no bytes are kept. Where members are so large that it pays, only the headers are
     requested, by ranges (see `_pays`); these shards come first. Otherwise all bytes are read. Within both groups the
     order is that of ``urls``. ``dali``: make the text of DALI's index too. ``received(n)`` is called when ``n`` bytes
-    more have come. CostLimitReached is raised.
+    more have come, and what was read is added to ``traffic`` at the end. CostLimitReached is raised.
     """
-    todo = list(urls)
+    todo, counted = list(urls), Traffic() if traffic is None else traffic
     with _HeaderReader(options, received) as headers:
-        large = headers.of_large_members(todo)
-        yield from headers.scan(large, dali)
+        try:
+            large = headers.of_large_members(todo)
+            yield from headers.scan(large, dali)
+        finally:
+            counted.merge(headers.traffic)
     rest = [url for url in todo if url not in large]
     if not rest:
         return
     with open_shards(rest, options=options) as opened:
         enforce(opened)
-        for stream in opened:
-            try:
-                yield _scan(stream, DaliIndex() if dali else None, received)
-            except WdsError as exn:
-                if opened.closed or isinstance(exn, CostLimitReached):
-                    raise
-                yield ScannedShard(stream.url, error=exn)
+        try:
+            for stream in opened:
+                try:
+                    yield _scan(stream, DaliIndex() if dali else None, received)
+                except WdsError as exn:
+                    if opened.closed or isinstance(exn, CostLimitReached):
+                        raise
+                    yield ScannedShard(stream.url, error=exn)
+        finally:
+            counted.merge(opened.counters.traffic)
 
 
 def _scan(stream: ShardStream, dali: DaliIndex | None, received: Callable[[int], object]) -> ScannedShard:
@@ -174,7 +181,8 @@ class _HeaderReader:
 
     def __init__(self, options: StorageOptions, received: Callable[[int], object]) -> None:
         self._options, self._received = options, received
-        counters, limit = Counters(traffic=Traffic()), limit_of_job()
+        self.traffic = Traffic()
+        counters, limit = Counters(traffic=self.traffic), limit_of_job()
         if limit is not None:
             limit.watch(counters)
         config = transfer_config(verify="never")
