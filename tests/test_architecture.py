@@ -578,6 +578,7 @@ SMALL_ROOMS = (
     "packages",
     "storage.local",
     "cli.*",
+    "distributed.engines.*",
     "legacy.*",
     "redact",
     "*protocols",
