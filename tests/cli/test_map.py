@@ -14,7 +14,6 @@ import wds_async as wds
 from tests.distributed.inline import InlineEngine
 from wds_async.cli import running
 from wds_async.distributed import jobs
-from wds_async.distributed.engines import ENGINES
 from wds_async.distributed.functions import function_named
 from wds_async.distributed.progress import JobProgress
 from wds_async.distributed.tasks import AttemptResult, Input
@@ -180,10 +179,6 @@ def test_wrong_arguments_write_nothing(call: Callable[..., Any], here: Path, wor
     assert result.exit_code == 2
     assert text in result.stderr
     assert not (here / "out").exists()
-
-
-def test_the_engines_are_those_that_exist() -> None:
-    assert set(ENGINES) <= set(running.ENGINES)
 
 
 def test_the_estimate_adds_up_by_origin() -> None:

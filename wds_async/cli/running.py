@@ -18,6 +18,7 @@ from rich.text import Text
 from wds_async.cli import terminal
 from wds_async.cli.shards import counted, human
 from wds_async.config import transfer_config
+from wds_async.distributed.engines import ENGINES
 from wds_async.distributed.jobs import Job
 from wds_async.distributed.progress import JobProgress
 from wds_async.distributed.tasks import AttemptResult, Input
@@ -28,7 +29,7 @@ from wds_async.transfer.traffic import FILES, Traffic, origin_of
 
 __all__ = ["ENGINES", "Estimate", "ProgressDisplay", "engine_options", "find_modules", "run_job", "start_options"]
 
-ENGINES = ("local", "rank", "ray", "dask")
+
 _PLAIN_EVERY_S = 10.0
 
 _ENGINE_OPTIONS = (

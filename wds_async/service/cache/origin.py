@@ -22,8 +22,7 @@ class Client(NamedTuple):
 
     tenant: str = ""
     name: str = ""
-    node: bool = False
-    """True for another node's service: what it requests is never requested from a third one."""
+    node: bool = False  # true for another node's service: what it requests is never requested from a third one
 
     def __str__(self) -> str:
         """Return a label for logs; it identifies nothing."""

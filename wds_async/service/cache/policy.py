@@ -150,10 +150,8 @@ class Resident:
     size: int = 0
     served: int = 0
     readers: int = 0
-    local: int = -1
-    """When a client of this node used it last; -1: never, or this is not counted."""
-    copied: bool = False
-    """Whether chunks that belong to other nodes stay too."""
+    local: int = -1  # when a client of this node used it last; -1: never, or this is not counted
+    copied: bool = False  # whether chunks that belong to other nodes stay too
 
 
 @dataclass(frozen=True, slots=True)
