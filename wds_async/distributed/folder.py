@@ -7,9 +7,7 @@ Nothing else says what is finished.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,10 +18,10 @@ from wds_async.errors import ConfigError, JobChanged, JobFailed, ShardNotFound, 
 from wds_async.redact import redact
 from wds_async.storage.listing.expand import folder_entries
 from wds_async.storage.options import StorageOptions
+from wds_async.storage.removal import remove
 from wds_async.storage.sink import publish, publish_new
 from wds_async.tar.index import shard_list
 from wds_async.transfer.reader import open_shards
-from wds_async.urls import local_path
 
 __all__ = ["FolderContents", "JobFolder", "job_url", "output_folder", "read_objects"]
 
@@ -259,13 +257,3 @@ def _differences(there: Any, here: Any, path: str = "") -> Iterator[str]:
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-
-
-def remove(urls: Iterable[str], options: StorageOptions) -> None:
-    """Remove local files. ConfigError for others."""
-    for url in urls:
-        path = local_path(url)
-        if path is None:
-            raise ConfigError(f"{redact(url)}: overwrite=True removes local files only; give the job another name")
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(path)
