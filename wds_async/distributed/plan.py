@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from wds_async.arguments import check_size
-from wds_async.distributed.tasks import Input, Task
+from wds_async.distributed.tasks import Input, Task, identity
 from wds_async.errors import ConfigError
 from wds_async.storage.listing.expand import Urls, matches
 from wds_async.storage.options import StorageOptions
@@ -61,7 +61,8 @@ class Plan(Sequence[Task]):
 
 def ids_of(tasks: Sequence[Task], work: Mapping[str, Any]) -> Iterator[str]:
     """Yield the ids of ``tasks`` of the described ``work``, in order."""
-    return (task.identity(work) for task in tasks)
+    described = identity(dict(work))
+    return (task.identity(described) for task in tasks)
 
 
 def hash_of_ids(ids: Iterable[str]) -> str:
