@@ -28,6 +28,7 @@ from tests.servers.azurite import azure_environment_fixture, azurite_fixture  # 
 from tests.servers.fakegcs import clean_google, fake_gcs  # noqa: F401 - fixtures
 from tests.servers.hub import Hub
 from tests.transfer.reading import KIB, MIB, bytes_of, data, outcomes, quick
+from wds_async.distributed.plan import planned
 from wds_async.errors import ObjectChanged, ShardNotFound, TruncatedShard, UrlError, WdsError
 from wds_async.storage.ais.backend import explain_answer as explain_ais_answer
 from wds_async.storage.azure import errors as azureerrors
@@ -41,7 +42,6 @@ from wds_async.storage.listing.expand import expand_listed, folder_entries, forg
 from wds_async.storage.registry import Backends, locate
 from wds_async.storage.removal import remove
 from wds_async.storage.s3 import errors as s3errors
-from wds_async.transfer.identity import identified
 from wds_async.transfer.reader import open_shards
 
 clean_aws, moto = moto_server.clean_aws, moto_server.moto
@@ -352,17 +352,17 @@ def test_shards_are_identified_as_their_reader_pins_them(store: StoreUnderTest, 
     names = [f"train/x-{n:02d}.tar" for n in range(20)]
     for n, name in enumerate(names):
         store.put(name, data(1000 + n, n))
-    by_name = identified([store.url(name) for name in names])
+    by_name = planned([store.url(name) for name in names])
     assert [(entry.url, entry.size) for entry in by_name] == [(store.url(n), 1000 + i) for i, n in enumerate(names)]
     assert all(entry.version for entry in by_name)
-    assert identified(f"{store.folder}train/x-{{00..19}}.tar") == by_name
-    found = identified(f"{store.folder}train/*.tar")
-    assert [(e.url, e.size, e.version) for e in found] == [(e.url, e.size, e.version) for e in by_name]
-    for entry in (by_name[3], *identified(by_name[3].url)):
+    assert planned(f"{store.folder}train/x-{{00..19}}.tar") == by_name
+    found = planned(f"{store.folder}train/*.tar")
+    assert found == by_name
+    for entry in (by_name[3], *planned(by_name[3].url)):
         shard, config = {"url": entry.url, "version": entry.version}, quick(direct=direct)
         assert bytes_of([shard], config) == [data(1003, 3)]
     store.put(names[3], data(1003, 99))
-    assert identified([store.url(name) for name in names])[3].version != by_name[3].version
+    assert planned([store.url(name) for name in names])[3].version != by_name[3].version
     ((got, error),) = outcomes([{"url": by_name[3].url, "version": by_name[3].version}], quick(direct=direct))
     assert (got, type(error)) == (b"", ObjectChanged)
 
@@ -371,7 +371,7 @@ def test_a_shard_that_is_missing_is_not_identified(store: StoreUnderTest) -> Non
     store.put("x.tar", b"x")
     for names in (["x.tar", "none.tar"], [*(f"none-{n}.tar" for n in range(20)), "x.tar"]):
         with pytest.raises(ShardNotFound, match="none"):
-            identified([store.url(name) for name in names])
+            planned([store.url(name) for name in names])
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------
