@@ -10,12 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from wds_async.distributed.tasks import Input, Record, record_bytes, record_of
 from wds_async.errors import ConfigError, JobChanged, JobFailed, ShardNotFound, UrlError
 from wds_async.redact import redact
+from wds_async.shardlists.jobs import entries_of
 from wds_async.storage.listing.expand import folder_entries
 from wds_async.storage.options import StorageOptions
 from wds_async.storage.removal import remove
@@ -199,11 +200,7 @@ class JobFolder:
                     f"{self._name(record.task)}: the record of another job ({record.id}, not {wanted}): another runner"
                     " was at work here. Run this job again with overwrite=True"
                 )
-            for one in record.outputs:
-                if one.samples is not None:
-                    url = one.url if "://" in one.url or one.url.startswith("/") else f"../../{one.url}"
-                    shard = {"url": url, "nsamples": one.samples, "filesize": one.bytes, "crc32c": one.crc32c}
-                    shards.append(shard)
+            shards += entries_of(map(asdict, record.outputs))
         name = self.url.rpartition("/")[2]
         return publish_new(f"{self.url}/finished.json", shard_list(shards, name).encode("ascii"), self.options)
 
