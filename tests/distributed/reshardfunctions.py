@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["broken", "by_length", "by_parity", "not_a_name", "unordered"]
+__all__ = ["broken", "by_length", "by_parity", "none", "not_a_name", "unordered"]
 
 Sample = dict[str, Any]
 
@@ -29,3 +29,7 @@ def broken(sample: Sample) -> str:
 
 def not_a_name(sample: Sample) -> str:
     return "../elsewhere"
+
+
+def none(sample: Sample) -> None:
+    """Drop everything."""

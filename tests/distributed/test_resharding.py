@@ -28,7 +28,7 @@ from tests.writing import in_memory
 from tests.writing import read as read_bytes
 from wds_async import distributed as dist
 from wds_async.distributed.folder import JobFolder
-from wds_async.distributed.gathering import GatherWork, OutputRule, PlanWork, ShardNames
+from wds_async.distributed.gathering import SAMPLE_SHARE, GatherWork, OutputRule, PlanWork, ShardNames
 from wds_async.distributed.ordering import TAIL_BYTES, Ordering, sort_bytes
 from wds_async.distributed.rawtar import key_of_raw, member_header, raw_sample, renamed
 from wds_async.distributed.spill import ScatterWork
@@ -37,7 +37,6 @@ from wds_async.errors import (
     ConfigError,
     CorruptShard,
     DuplicateField,
-    FieldTooLarge,
     JobChanged,
     JobFailed,
     ObjectChanged,
@@ -109,7 +108,10 @@ def run_works(
 ) -> list[Any]:
     """Run the three kinds of tasks in this process, and return the records of the last."""
     base, spill = f"{out}/", f"{out}/_wds/j/spill/"
-    scatter, folder = ScatterWork(ordering, spill, base, run_bytes, READER), JobFolder(f"{out}/_wds/j.scatter")
+    scatter, folder = (
+        ScatterWork(ordering, spill, base, run_bytes, int(bucket_bytes * SAMPLE_SHARE), READER),
+        JobFolder(f"{out}/_wds/j/scatter"),
+    )
     number = 0
     for side, sources in ((1, urls), (0, joined)):
         for first in range(0, len(sources), inputs_per_task):
@@ -263,7 +265,7 @@ def test_what_comes_out_is_the_models(
                 seen.append([])
             seen[-1].append({"__key__": key, "bin": bytes([len(seen[-1])]) * size, "cls": b"1"})
         shards += seen
-    sizes = {"run_bytes": st.integers(5000, 50_000), "bucket_bytes": st.integers(8000, 80_000)}
+    sizes = {"run_bytes": st.integers(5000, 50_000), "bucket_bytes": st.integers(16_000, 80_000)}
     sizes |= {"task_bytes": st.integers(1, 30_000), "inputs_per_task": st.integers(1, 4)}
     drawn_sizes = {name: data.draw(one, label=name) for name, one in sizes.items()}
     with tempfile.TemporaryDirectory() as folder:
@@ -440,22 +442,56 @@ def test_a_function_that_fails_is_named_with_its_sample(
     assert not outputs(tmp_path / "out")
 
 
-def test_a_sample_that_does_not_fit_names_the_option(tmp_path: Path) -> None:
-    urls = write(tmp_path, [[{"__key__": "k", "bin": bytes(20_000)}]])
-    with pytest.raises(FieldTooLarge, match="memory="):
-        run_works(tmp_path / "a", urls, Ordering(), OutputRule(maxcount=1), run_bytes=10_000)
-    several = {f"f{n}": bytes(5000) for n in range(3)}
-    urls = write(tmp_path, [[{"__key__": "k", **several}]])
-    with pytest.raises(FieldTooLarge, match=r"in-000.tar at byte 0, sample 'k'.*memory="):
-        run_works(tmp_path / "b", urls, Ordering(), OutputRule(maxcount=1), run_bytes=10_000)
-    with pytest.raises(ConfigError, match="memory="):
-        run_works(tmp_path / "c", urls, Ordering(), OutputRule(maxcount=1), bucket_bytes=10_000)
+@pytest.mark.parametrize("fields", [{"bin": bytes(20_000)}, {f"f{n}": bytes(5000) for n in range(3)}])
+def test_a_sample_that_does_not_fit_names_the_option(fields: dict[str, bytes], tmp_path: Path) -> None:
+    urls = write(tmp_path, [[{"__key__": "k", **fields}]])
+    with pytest.raises(ConfigError, match=r"in-000.tar.*'k.*memory= a sample has at most 9,000"):
+        run_works(tmp_path / "a", urls, Ordering(), OutputRule(maxcount=1), bucket_bytes=10_000)
+
+
+def test_samples_of_almost_a_bucket(tmp_path: Path) -> None:
+    draw = random.Random(3)
+    sizes = [draw.choice([10, 3000, 30_000, 88_000]) for _ in range(60)]
+    urls = write(tmp_path, [[{"__key__": f"{n:03d}", "bin": bytes(size)} for n, size in enumerate(sizes)]])
+    run_works(
+        tmp_path / "o", urls, Ordering(shuffle=1), OutputRule(maxcount=7), run_bytes=200_000, bucket_bytes=100_000
+    )
+    there = contents(tmp_path / "o")
+    assert sorted((one["__key__"], len(one["bin"])) for one in there) == [
+        (f"{n:03d}", one) for n, one in enumerate(sizes)
+    ]
+
+
+def test_samples_of_one_key_that_do_not_fit_together(tmp_path: Path) -> None:
+    left = write(tmp_path, [[{"__key__": "k", "bin": bytes(80_000)}, {"__key__": "l", "bin": b""}]])
+    right = write(tmp_path, [[{"__key__": "k", "txt": bytes(80_000)}]], "other")
+    with pytest.raises(ConfigError, match=r"a part of the sequence takes .* give more memory="):
+        run_works(
+            tmp_path / "o", left, Ordering(join=True), OutputRule(maxcount=1), joined=right, how="inner",
+            bucket_bytes=100_000,
+        )  # fmt: skip
+
+
+def test_nothing_is_left_by_a_split_that_drops_everything(inputs: str, tmp_path: Path) -> None:
+    job = dist.reshard(inputs, f"{tmp_path}/out/{{split}}-{{0..}}.tar", split=reshardfunctions.none, workers=1)
+    assert (summary := job.run()).samples_in == summary.dropped == 300
+    assert job.status().complete
+    assert not outputs(tmp_path / "out")
 
 
 def test_too_many_small_ranges_name_the_option(tmp_path: Path) -> None:
     urls = write(tmp_path, [numbered(100, seed=seed) for seed in range(3)])
     with pytest.raises(ConfigError, match=r"small ranges.*memory="):
         run_works(tmp_path / "o", urls, Ordering(), OutputRule(maxcount=1), run_bytes=4000, bucket_bytes=3000)
+
+
+def test_too_little_memory_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "in.tar"
+    with path.open("wb") as file:
+        file.truncate(5 << 40)  # without a block on the disk
+    with pytest.raises(ConfigError, match=r"small ranges.* times as much memory="):
+        dist.reshard(str(path), f"{tmp_path}/out/o-{{000..}}.tar", shuffle=1)
+    assert not (tmp_path / "out").exists()
 
 
 def test_more_shards_than_samples(inputs: str, tmp_path: Path) -> None:
@@ -511,7 +547,7 @@ def test_compressed_shards_in_and_out(tmp_path: Path) -> None:
 def test_a_replaced_input_is_an_error(tmp_path: Path) -> None:
     url = write(tmp_path, [numbered(5)])[0]
     before = Input(url, os.path.getsize(url), file_version(os.stat(url)))
-    work = ScatterWork(Ordering(), f"{tmp_path}/s/", f"{tmp_path}/", 1 << 30, READER)
+    work = ScatterWork(Ordering(), f"{tmp_path}/s/", f"{tmp_path}/", 1 << 30, 1 << 30, READER)
     assert work.run(Task(0, (before,), {"first": 0, "side": 1})).samples_in == 5
     write(tmp_path, [numbered(50)])
     with pytest.raises(ObjectChanged, match=r"in-000.tar"):
@@ -523,11 +559,11 @@ def test_a_damaged_shard_ends_the_task_or_is_passed_over(tmp_path: Path) -> None
     url = Path(write(tmp_path, [numbered(20)])[0])
     url.write_bytes(url.read_bytes()[:20_000])
     task = Task(0, (Input(str(url)),), {"first": 0, "side": 1})
-    work = ScatterWork(Ordering(), f"{tmp_path}/s/", f"{tmp_path}/", 1 << 30, READER)
+    work = ScatterWork(Ordering(), f"{tmp_path}/s/", f"{tmp_path}/", 1 << 30, 1 << 30, READER)
     with pytest.raises(TruncatedShard, match=r"in-000.tar"):
         work.run(task)
     assert not list(tmp_path.glob("s/*"))
-    record = ScatterWork(Ordering(), f"{tmp_path}/s/", f"{tmp_path}/", 1 << 30, READER, "skip_shard").run(task)
+    record = ScatterWork(Ordering(), f"{tmp_path}/s/", f"{tmp_path}/", 1 << 30, 1 << 30, READER, "skip_shard").run(task)
     assert record.skipped
     assert "time" not in record.skipped[0]
     assert 0 < record.samples_out < 20

@@ -11,6 +11,7 @@ import bisect
 import contextlib
 import itertools
 import json
+import math
 import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,7 +37,9 @@ from wds_async.transfer.range_reader import RangeReader, WantedRange
 from wds_async.transfer.stats import Counters
 from wds_async.transfer.traffic import Traffic
 
-__all__ = ["PLAN_NAME", "GatherWork", "OutputRule", "PlanWork", "ShardNames"]
+__all__ = [
+    "PLAN_NAME", "SAMPLE_SHARE", "GatherWork", "OutputRule", "PlanWork", "ShardNames", "buckets_of", "check_ranges",
+]  # fmt: skip
 
 _HEAD = struct.Struct("<8sQ")
 _MAGIC = b"WDSPLAN1"
@@ -44,6 +47,8 @@ PLAN_NAME = "plan"
 """Name of the plan, beside the spill objects."""
 _TARGET = 0.75
 """Share of the most that a bucket may hold which it is planned to hold: its splitters are estimates."""
+SAMPLE_SHARE = 0.9
+"""Share of a bucket that one sample may take."""
 _POINTS = 1 << 20
 _POINTS_A_BUCKET = 64
 _INDEX_BYTES = 32 << 20
@@ -238,7 +243,7 @@ class PlanWork:
         objects = _Objects(self.reader_bytes, self.options)
         try:
             splitters = self._splitters(objects, spills, runs)
-            self._check_size(len(splitters) + 1, len(runs))
+            check_ranges(len(runs), len(splitters) + 1, self.bucket_bytes)
             rows, places = self._rows(objects, spills, runs, splitters)
         finally:
             objects.close()
@@ -288,8 +293,7 @@ class PlanWork:
     def _splitters(self, reader: _Objects, spills: list[str], runs: list[tuple[int, SpillRun]]) -> list[bytes]:
         """Return the keys at which buckets begin, behind the first one: estimated from keys at equal distances."""
         total = sum(run.bytes for _, run in runs)
-        target = max(1, int(self.bucket_bytes * _TARGET))
-        buckets = -(-total // target)
+        target, buckets = max(1, int(self.bucket_bytes * _TARGET)), buckets_of(total, self.bucket_bytes)
         if buckets <= 1:
             return []
         points = min(_POINTS, buckets * _POINTS_A_BUCKET * len(runs))
@@ -301,11 +305,12 @@ class PlanWork:
             chosen, counts = np.unique(places, return_counts=True)
             found += zip(_keys(index[chosen]), (counts * step).tolist(), strict=True)
         found.sort()
-        splitters, reached = list[bytes](), 0
+        splitters, held = list[bytes](), 0
         for key, weight in found:
-            if reached >= (len(splitters) + 1) * target:
+            if held and held + weight > target:
                 splitters.append(key[:-TAIL_BYTES] if self.join else key)  # the samples of one key stay together
-            reached += weight
+                held = 0
+            held += weight
         return sorted(set(splitters))
 
     def _rows(
@@ -324,20 +329,28 @@ class PlanWork:
             places[1:] += np.concatenate(([0], np.cumsum(counted))).astype(np.int64)[at]
         return rows, places.tolist()
 
-    def _check_size(self, buckets: int, runs: int) -> None:
-        if buckets * runs * 16 > 2 * self.bucket_bytes:
-            raise ConfigError(
-                f"{runs:,} runs and {buckets:,} buckets make {runs * buckets:,} small ranges, more than this memory is"
-                " for: give more memory= (four times as much makes a sixteenth of them)"
-            )
-
     def _check_buckets(self, rows: np.ndarray[Any, Any]) -> None:
         largest = int(np.diff(rows[:, :, 1].sum(axis=1)).max(initial=0))
         if largest > self.bucket_bytes:
             raise ConfigError(
                 f"a part of the sequence takes {largest:,} bytes, and a task holds {self.bucket_bytes:,} at a time:"
-                " give more memory="
+                " give more memory=, and overwrite=True to begin again"
             )
+
+
+def buckets_of(total: int, bucket_bytes: int) -> int:
+    """Return how many buckets ``total`` bytes are planned to make."""
+    return -(-total // max(1, int(bucket_bytes * _TARGET)))
+
+
+def check_ranges(runs: int, buckets: int, bucket_bytes: int) -> None:
+    """Raise ConfigError where the table of the ranges of all buckets in all runs would not fit the memory."""
+    if runs * buckets * 16 > bucket_bytes:
+        times = math.ceil((runs * buckets * 16 / bucket_bytes) ** (1 / 3) * 10) / 10
+        raise ConfigError(
+            f"{runs:,} sorted runs and {buckets:,} buckets make {runs * buckets:,} small ranges, more than this memory"
+            f" is for: give {times} times as much memory= or more"
+        )
 
 
 def _keys(index: np.ndarray[Any, Any]) -> list[bytes]:

@@ -28,6 +28,7 @@ __all__ = ["RawTarWriter", "joined", "key_of_raw", "key_tag", "member_header", "
 _NAME_BYTES = 100
 _SIZE_LIMIT = 8**11
 _PADDING = bytes(BLOCK)
+_PLACE = frozenset(("__key__", "__url__", "__local_path__"))
 _SMALL_BYTES = 64 << 10
 """Below this, joining the parts of a sample costs less than handing them on one by one."""
 
@@ -61,10 +62,10 @@ def member_header(name: str, size: int) -> bytes:
 
 def raw_sample(sample: Mapping[str, Any]) -> tuple[int, bytes | list[bytes]]:
     """Return the bytes that a sample takes in a tar, and what they are: one piece, or of a large sample several. The
-    fields stay in their order; those that begin with two underscores are not written."""
+    fields stay in their order; what says where the sample is from is not written."""
     key, total, parts = sample["__key__"], 0, list[bytes]()
     for field, data in sample.items():
-        if not field.startswith("__"):
+        if field not in _PLACE:
             size = len(data)
             header, padding = member_header(f"{key}.{field}", size), _PADDING[: -size % BLOCK]
             parts += (header, data, padding)

@@ -17,7 +17,16 @@ from wds_async.arguments import check_size
 from wds_async.distributed.engines.base import TaskEngine
 from wds_async.distributed.folder import JobFolder, job_url, output_folder
 from wds_async.distributed.functions import name_of
-from wds_async.distributed.gathering import PLAN_NAME, GatherWork, OutputRule, PlanWork, ShardNames
+from wds_async.distributed.gathering import (
+    PLAN_NAME,
+    SAMPLE_SHARE,
+    GatherWork,
+    OutputRule,
+    PlanWork,
+    ShardNames,
+    buckets_of,
+    check_ranges,
+)
 from wds_async.distributed.jobs import Job, OnProgress
 from wds_async.distributed.ordering import Ordering
 from wds_async.distributed.outputs import bytes_of
@@ -83,8 +92,8 @@ class _ScatterTasks(Sequence[Task]):
 
 
 class ReshardJob:
-    """A job in three phases: the jobs ``JOB.scatter``, ``JOB.plan`` and ``JOB``, in folders beside each other. Nothing
-    is written before `run`. Spill objects, as many bytes as the inputs, are in ``JOB/spill/`` until the end."""
+    """A job in three phases: the jobs ``JOB/scatter``, ``JOB/plan`` and, the outputs, ``JOB``. Nothing is written
+    before `run`. Spill objects, as many bytes as the inputs, are in ``JOB/spill/`` until the end."""
 
     def __init__(
         self,
@@ -97,12 +106,17 @@ class ReshardJob:
         overwrite: bool,
         **options: Any,
     ) -> None:
-        self.folder, self.tasks = folder, tasks
-        self._scatter, self._plan, self._gather = scatter, plan, gather
+        self.folder = folder
+        self._tasks, self._scatter, self._plan, self._gather = tasks, scatter, plan, gather
         self._overwrite, self._options = overwrite, options
 
     def __repr__(self) -> str:
-        return f"<{type(self).__name__} {redact(self.folder.url)}: {len(self.tasks):,} tasks in the first pass>"
+        return f"<{type(self).__name__} {redact(self.folder.url)}: {len(self._tasks):,} tasks in the first pass>"
+
+    @property
+    def first_pass(self) -> Job:
+        """The job that reads the inputs."""
+        return self._job(self._scatter, self._tasks, "/scatter")
 
     def run(self) -> JobSummary:
         """Run all phases, from where they stand, and return what was done: the samples that were read, and those that
@@ -115,9 +129,9 @@ class ReshardJob:
 
     def status(self) -> JobStatus:
         """Return what the folders say of all phases begun so far, taken together."""
-        phases = [self._job(self._scatter, self.tasks, ".scatter").status()]
+        phases = [self.first_pass.status()]
         if phases[0].finished == phases[0].tasks:
-            phases.append(self._job(self._plan, self._plan_tasks(), ".plan").status())
+            phases.append(self._planning().status())
             if phases[1].finished:
                 phases.append(self._gathering().status())
         failed = tuple(itertools.chain.from_iterable(one.failed for one in phases))
@@ -125,32 +139,35 @@ class ReshardJob:
         return JobStatus(self.folder.url, tasks, finished, failed, phases[-1].complete and len(phases) == 3)
 
     def _run(self, start: Callable[[Job], JobSummary]) -> JobSummary:
-        scatter, plan = (
-            self._job(self._scatter, self.tasks, ".scatter"),
-            self._job(self._plan, self._plan_tasks(), ".plan"),
-        )
+        scatter, plan = self.first_pass, self._planning()
         finished = scatter.folder.finished(), plan.folder.finished()
         spilled = self._spilled()  # after the records, and before the look whether all is done: then they are removed
-        if (tasks := self._complete()) is not None:
-            return JobSummary(job=self.folder.url, tasks=tasks, before=tasks)
-        self._forget(scatter.folder, finished[0], spill_name, spilled)
-        self._forget(plan.folder, finished[1], lambda number: PLAN_NAME, spilled)
         phases: list[JobSummary] = []
-        try:
-            for job in (scatter, plan):
-                phases.append(start(job))
-                job.wait()
-            phases.append(start(self._gathering()))
-        except JobFailed:
-            if self._complete() is None:  # another runner has finished it, and removed the spill objects
-                raise
-        if self._complete() is not None:
+        before = self._complete()
+        if before is None:
+            self._forget(scatter.folder, finished[0], spill_name, spilled)
+            self._forget(plan.folder, finished[1], lambda number: PLAN_NAME, spilled)
+            try:
+                for job in (scatter, plan):
+                    phases.append(start(job))
+                    job.wait()
+                phases.append(start(self._gathering()))
+            except JobFailed:
+                if self._complete() is None:  # another runner has finished it, and removed the spill objects
+                    raise
+        if before is not None or self._complete() is not None:
             remove([self._scatter.folder], self.folder.options)
-        return self._summary(phases)
+        return self._summary(phases, before or 0)
+
+    def _planning(self) -> Job:
+        """Return the job that makes the plan, of one task, which depends on the whole first pass."""
+        work = self._scatter.describe()
+        ids = identity([one.identity(work) for one in self._tasks])
+        return self._job(self._plan, [Task(0, (), {"tasks": len(self._tasks), "scatter": ids})], "/plan")
 
     def _gathering(self) -> Job:
         """Return the job of the last phase, which the plan's record describes."""
-        plan = JobFolder(f"{self.folder.url}.plan", self.folder.options).record(0)
+        plan = JobFolder(f"{self.folder.url}/plan", self.folder.options).record(0)
         shards, step = int(plan.more["shards"]), int(plan.more["shards_per_task"])
         crc = plan.outputs[0].crc32c
         tasks = [
@@ -158,12 +175,6 @@ class ReshardJob:
             for number, first in enumerate(range(0, shards, step))
         ]
         return self._job(self._gather, tasks, "")
-
-    def _plan_tasks(self) -> list[Task]:
-        work = self._scatter.describe()
-        return [
-            Task(0, (), {"tasks": len(self.tasks), "scatter": identity([one.identity(work) for one in self.tasks])})
-        ]
 
     def _job(self, work: Work, tasks: Sequence[Task], suffix: str) -> Job:
         folder = JobFolder(f"{self.folder.url}{suffix}", self.folder.options)
@@ -194,9 +205,12 @@ class ReshardJob:
         lost = [number for number in sorted(finished) if name(number) not in spilled]
         remove([f"{folder.url}/{number:05d}.json" for number in lost], folder.options)
 
-    def _summary(self, phases: Sequence[JobSummary]) -> JobSummary:
-        """Return the sums over the phases, with the samples and bytes that came in and went out of the whole."""
-        nothing = JobSummary(job=self.folder.url, tasks=0)
+    def _summary(self, phases: Sequence[JobSummary], before: int) -> JobSummary:
+        """Return the sums over the phases, with the samples and bytes in and out of the whole; ``before``
+        tasks of a job that was complete."""
+        nothing = JobSummary(job=self.folder.url, tasks=before, before=before)
+        if before:
+            return nothing
         first, last = phases[0] if phases else nothing, phases[2] if len(phases) == 3 else nothing
         sums: dict[str, Any] = {name: sum(getattr(one, name) for one in phases) for name in _SUMMED}
         sums["dollars"] = functools.reduce(operator.add, (one.dollars for one in phases), nothing.dollars)
@@ -291,11 +305,13 @@ def _phases(
     total = sum(one.size or 0 for source in sources for one in source)
     task_bytes = max(_TASK_BYTES[0], min(_TASK_BYTES[1], total // _TASKS))
     run, bucket, reader = (int(memory * share) for share in (_RUN_SHARE, _BUCKET_SHARE, _READER_SHARE))
-    scattered = JobFolder(f"{folder.url}.scatter", options)
+    check_ranges(-(-total // run), buckets_of(total, bucket), bucket)
+    sample = int(bucket * SAMPLE_SHARE) // (2 if join else 1)
+    scattered = JobFolder(f"{folder.url}/scatter", options)
     ids = identity(*[[[redact(one.url), one.size, one.version] for one in source] for source in sources])
     source = {**asdict(ordering), "join": join, **asdict(rule), "on_corrupt": on_corrupt, "inputs": ids}
     return (
-        ScatterWork(ordering, spill, out, run, reader, on_corrupt, options),
+        ScatterWork(ordering, spill, out, run, sample, reader, on_corrupt, options),
         _ScatterTasks(*sources, task_bytes),
         PlanWork(scattered, spill, rule, bucket, task_bytes, reader, join, options),
         GatherWork(spill, names, out, reader, source, options),

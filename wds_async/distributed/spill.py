@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import functools
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, astuple, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from wds_async.config import transfer_config
-from wds_async.distributed.attempts import add_traffic
+from wds_async.distributed.attempts import add_traffic, skipped_entries
 from wds_async.distributed.functions import function_named
 from wds_async.distributed.ordering import Ordering
 from wds_async.distributed.outputs import SummedSink
@@ -169,13 +169,14 @@ class ScatterWork:
     """Reads the inputs of a task and writes their samples to one spill object in sorted runs of at most ``run_bytes``.
 
     ``folder`` is where spill objects go, ``out`` that of the outputs. Task parameters: ``first`` is the number of its
-    first input among all, ``side`` that of the join. Raises FieldTooLarge for a sample that does not fit a run.
+    first input among all, ``side`` that of the join. Raises ConfigError for a sample of more than ``sample_bytes``.
     """
 
     ordering: Ordering
     folder: str
     out: str
     run_bytes: int
+    sample_bytes: int
     reader_bytes: int
     on_corrupt: str = "raise"
     options: StorageOptions = field(default_factory=StorageOptions)
@@ -204,6 +205,7 @@ class ScatterWork:
             raise
         finally:
             add_traffic(ledger.board.traffic())
+        skipped, more = skipped_entries(ledger)
         return Record(
             task=task.number,
             id=task.identity(self.describe()),
@@ -214,8 +216,8 @@ class ScatterWork:
             dropped=position.samples - sum(run.samples for run in runs),
             bytes_in=sum(one.size or 0 for one in task.inputs),
             bytes_out=output.bytes,
-            skipped=skipped_entries(ledger),
-            more={"runs": [list(astuple(run)) for run in runs], "splits": splits, "side": side},
+            skipped=skipped,
+            more={"runs": [list(astuple(run)) for run in runs], "splits": splits, "side": side, **more},
         )
 
     def _entries(
@@ -231,7 +233,10 @@ class ScatterWork:
                 if key is None:
                     continue
                 size, raw = raw_sample(sample)
-                self._check(size)
+                if size > self.sample_bytes:
+                    raise ConfigError(
+                        f"it has {size:,} bytes, and with this memory= a sample has at most {self.sample_bytes:,}"
+                    )
             except Exception as exn:
                 raise _located(exn, sample) from exn
             yield key[1], SpillEntry(key[0], side, key_tag(sample["__key__"]), size, raw)
@@ -240,7 +245,7 @@ class ScatterWork:
         log = ledger.begin()
         shards = [{"url": one.url} | ({"version": one.version} if one.version else {}) for one in inputs]
         config = transfer_config(budget_bytes=self.reader_bytes)
-        parsing = ShardParsing.of(log, lcase=False, on_corrupt=self.on_corrupt, max_field_bytes=self.run_bytes)
+        parsing = ShardParsing.of(log, lcase=False, on_corrupt=self.on_corrupt, max_field_bytes=self.sample_bytes)
 
         def opening() -> ShardReader:
             return open_shards(shards, config=config, stats=log.counters, options=self.options)
@@ -248,19 +253,7 @@ class ScatterWork:
         try:
             yield from read_shards(opening, enforce, parsing, log, position)
         except FieldTooLarge as exn:
-            raise FieldTooLarge(f"{exn}: samples go to runs of {self.run_bytes:,} bytes; give more memory=") from exn
-
-    def _check(self, size: int) -> None:
-        if size + _ENTRY_BYTES > self.run_bytes:
-            raise FieldTooLarge(
-                f"the sample has {size:,} bytes, and a task gathers runs of {self.run_bytes:,}; give more memory="
-            )
-
-
-def skipped_entries(ledger: Ledger) -> tuple[Mapping[str, Any], ...]:
-    """Return the entries of ``ledger`` without times and hosts."""
-    kept = ("stage", "reason", "shard", "offset", "bytes", "samples", "key", "field", "rest")
-    return tuple({name: getattr(entry, name) for name in kept} for entry in ledger.entries())
+            raise ConfigError(f"{exn}; with this memory= a sample has at most {self.sample_bytes:,} bytes") from exn
 
 
 def _located(exn: Exception, sample: RawSample) -> WdsError:
