@@ -41,7 +41,7 @@ def ls(out: str) -> None:
     """
     jobs = list(_jobs(out))
     for url in jobs:
-        folder = JobFolder(url)
+        folder = _folder(url)
         terminal.say(_line(folder, folder.contents(), int(folder.document()["tasks"])))
     if not jobs:
         raise ShardNotFound(f"{redact(out)}: no job has written there (no folder _wds with a job.json in it)")
@@ -56,7 +56,7 @@ def status(out: str, job: str | None, as_json: bool) -> None:
 
     Example: wds-async job status s3://out/ --job caption-v2
     """
-    folder = JobFolder(_one(out, job))
+    folder = _folder(_one(out, job))
     document, contents = folder.document(), folder.contents()
     tasks = int(document["tasks"])
     failed = dict(folder.failures(sorted(contents.failed)))
@@ -94,7 +94,7 @@ def finish(out: str, job: str | None) -> None:
 
     Example: wds-async job finish s3://out/
     """
-    folder = JobFolder(_one(out, job))
+    folder = _folder(_one(out, job))
     tasks, contents = int(folder.document()["tasks"]), folder.contents()
     if contents.complete:
         terminal.say(f"{redact(folder.url)}: finished before")
@@ -134,7 +134,7 @@ def retry(
     running.find_modules()
     url = _one(out, job)
     display = running.ProgressDisplay(url.rpartition("/")[2])
-    made = reopened(url, engine=engine, attempts=attempts, on_progress=display, cpus=cpus, workers=workers)
+    made = reopened(_folder(url).url, engine=engine, attempts=attempts, on_progress=display, cpus=cpus, workers=workers)
     writes = f"{redact(made.folder.out) or 'the working directory'}"
     running.run_job(made, display, writes=writes, dry_run=dry_run, yes=yes, retry=not unfinished)
 
@@ -167,6 +167,12 @@ def _one(out: str, job: str | None) -> str:
         names = ", ".join(url.rpartition("/")[2] for url in jobs)
         raise ConfigError(f"{redact(out)} has several jobs: {names}; name one with --job")
     return jobs[0]
+
+
+def _folder(url: str) -> JobFolder:
+    """Return the folder of a job, or of the phase that it is in."""
+    phases = [JobFolder(f"{url}{name}") for name in ("", "/plan", "/scatter")]
+    return next((one for one in phases if one.contents().begun), phases[0])
 
 
 def _line(folder: JobFolder, contents: FolderContents, tasks: int) -> str:

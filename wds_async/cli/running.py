@@ -21,6 +21,7 @@ from wds_async.config import transfer_config
 from wds_async.distributed.engines import ENGINES
 from wds_async.distributed.jobs import Job
 from wds_async.distributed.progress import JobProgress
+from wds_async.distributed.resharding import ReshardJob
 from wds_async.distributed.tasks import AttemptResult, Input
 from wds_async.observe.prices import meter_of_job
 from wds_async.redact import redact
@@ -109,17 +110,22 @@ class Estimate:
         return f"{counted(self.shards, 'shard')}, {size}, from {where}{cost}"
 
 
-def run_job(job: Job, display: ProgressDisplay, *, writes: str, dry_run: bool, yes: bool, retry: bool = False) -> None:
+def run_job(
+    job: Job | ReshardJob, display: ProgressDisplay, *, writes: str, dry_run: bool, yes: bool, retry: bool = False
+) -> None:
     """Say what ``job``, which reports to ``display``, will do, ask on a terminal, run it, and print the summary."""
-    contents = job.folder.contents()
-    numbers = sorted(contents.failed) if retry else [n for n in range(len(job.tasks)) if n not in contents.finished]
-    reads = Estimate.of(one for number in numbers for one in job.tasks[number].inputs)
+    first = job if isinstance(job, Job) else job.first_pass
+    contents, tasks = first.folder.contents(), first.tasks
+    numbers = sorted(contents.failed) if retry else [n for n in range(len(tasks)) if n not in contents.finished]
+    reads = Estimate.of(one for number in numbers for one in tasks[number].inputs)
     say = functools.partial(terminal.say, err=True)
-    todo = f"{counted(len(numbers), 'task')} of {len(job.tasks):,} to run"
+    todo = f"{counted(len(numbers), 'task')} of {len(tasks):,} to run{' in the first pass' * (first is not job)}"
     say(f"{display.name}: {todo}, {len(contents.finished):,} finished")
     if numbers:
         say(f"  reads   {reads}")
         say(f"  writes  {redact(writes)} (not priced)")
+        if first is not job:
+            say(f"  between {redact(job.folder.url)}/spill/, as many bytes, written and read once more")
     say(f"  records {redact(job.folder.url)}")
     if dry_run:
         return
