@@ -41,7 +41,10 @@ from wds_async.storage.listing.expand import Urls, folder_entries
 from wds_async.storage.options import StorageOptions
 from wds_async.storage.removal import remove
 
-__all__ = ["ReshardJob", "reshard"]
+__all__ = ["PLAN", "SCATTER", "ReshardJob", "reshard", "reshard_of"]
+
+SCATTER, PLAN = "/scatter", "/plan"
+"""The folders of the first two phases, within that of the job."""
 
 _MIB = 1 << 20
 _LEAST_MEMORY = 256 * _MIB
@@ -50,6 +53,8 @@ _RUN_SHARE, _BUCKET_SHARE, _READER_SHARE = 0.35, 0.2, 1 / 16
 _TASK_BYTES = (32 * _MIB, 1024 * _MIB)
 _TASKS = 32
 _DEFAULT_SIZE = 1_000_000_000
+_ASKED = ("output", "order", "rule", "memory", "on_corrupt", "join", "joined")
+"""Names in ``job.json`` of what was asked for, from which, with the inputs, the job can be made again."""
 _SUMMED = (
     "tasks", "before", "done", "elsewhere", "retried", "lost", "dropped", "skipped", "bytes_read", "requests",
     "seconds",
@@ -116,16 +121,17 @@ class ReshardJob:
     @property
     def first_pass(self) -> Job:
         """The job that reads the inputs."""
-        return self._job(self._scatter, self._tasks, "/scatter")
+        return self._job(self._scatter, self._tasks, SCATTER)
 
     def run(self) -> JobSummary:
         """Run all phases, from where they stand, and return what was done: the samples that were read, and those that
         were written. Call it again, in any process, after it stopped. See `Job.run` for what it raises."""
-        return self._run(Job.run)
+        return self._run(only_failed=False)
 
     def retry(self) -> JobSummary:
-        """Run the tasks that failed in an earlier run; the later phases follow if none is missing."""
-        return self._run(Job.retry)
+        """Run the tasks that failed in an earlier run, and the later phases where these have not begun. JobFailed where
+        other tasks of a phase have no record either."""
+        return self._run(only_failed=True)
 
     def status(self) -> JobStatus:
         """Return what the folders say of all phases begun so far, taken together."""
@@ -138,7 +144,7 @@ class ReshardJob:
         finished, tasks = sum(one.finished for one in phases), sum(one.tasks for one in phases)
         return JobStatus(self.folder.url, tasks, finished, failed, phases[-1].complete and len(phases) == 3)
 
-    def _run(self, start: Callable[[Job], JobSummary]) -> JobSummary:
+    def _run(self, *, only_failed: bool) -> JobSummary:
         scatter, plan = self.first_pass, self._planning()
         finished = scatter.folder.finished(), plan.folder.finished()
         spilled = self._spilled()  # after the records, and before the look whether all is done: then they are removed
@@ -149,9 +155,9 @@ class ReshardJob:
             self._forget(plan.folder, finished[1], lambda number: PLAN_NAME, spilled)
             try:
                 for job in (scatter, plan):
-                    phases.append(start(job))
+                    phases.append(_start(job, only_failed))
                     job.wait()
-                phases.append(start(self._gathering()))
+                phases.append(_start(self._gathering(), only_failed))
             except JobFailed:
                 if self._complete() is None:  # another runner has finished it, and removed the spill objects
                     raise
@@ -163,11 +169,11 @@ class ReshardJob:
         """Return the job that makes the plan, of one task, which depends on the whole first pass."""
         work = self._scatter.describe()
         ids = identity([one.identity(work) for one in self._tasks])
-        return self._job(self._plan, [Task(0, (), {"tasks": len(self._tasks), "scatter": ids})], "/plan")
+        return self._job(self._plan, [Task(0, (), {"tasks": len(self._tasks), "scatter": ids})], PLAN)
 
     def _gathering(self) -> Job:
         """Return the job of the last phase, which the plan's record describes."""
-        plan = JobFolder(f"{self.folder.url}/plan", self.folder.options).record(0)
+        plan = JobFolder(f"{self.folder.url}{PLAN}", self.folder.options).record(0)
         shards, step = int(plan.more["shards"]), int(plan.more["shards_per_task"])
         crc = plan.outputs[0].crc32c
         tasks = [
@@ -215,6 +221,19 @@ class ReshardJob:
         sums: dict[str, Any] = {name: sum(getattr(one, name) for one in phases) for name in _SUMMED}
         sums["dollars"] = functools.reduce(operator.add, (one.dollars for one in phases), nothing.dollars)
         return replace(last, job=self.folder.url, samples_in=first.samples_in, bytes_in=first.bytes_in, **sums)
+
+
+def _start(job: Job, only_failed: bool) -> JobSummary:
+    """Run one phase, or the tasks of it that failed."""
+    contents = job.folder.contents()
+    if not only_failed or not contents.begun:
+        return job.run()
+    if left := len(job.tasks) - len(contents.finished | contents.failed):
+        raise JobFailed(
+            f"{redact(job.folder.url)}: {left:,} tasks have no record and have not failed either, as where a runner was"
+            " stopped. Run the job, not its failed tasks alone (--unfinished)"
+        )
+    return job.retry()
 
 
 def reshard(
@@ -272,8 +291,25 @@ def reshard(
     folder = JobFolder(job_url(output_folder(output), job), options)
     sources = planned(inputs, options), planned(join, options) if join is not None else []
     phases = _phases(folder, names, ordering, rule, sources, size, policy, matched)
+    values = (redact(output), asdict(ordering), asdict(rule), size, policy, matched, len(sources[1]))
+    asked = dict(zip(_ASKED, values, strict=True))
     given: dict[str, Any] = {"engine": engine, "options": {"cpus": cpus, "workers": workers}, "attempts": attempts}
-    return ReshardJob(*phases, folder, overwrite=overwrite, on_progress=on_progress, **given)
+    return ReshardJob(*phases, folder, overwrite=overwrite, on_progress=on_progress, inputs=asked, **given)
+
+
+def reshard_of(folder: JobFolder, *, engine: TaskEngine | str = "local", **how: Any) -> ReshardJob:
+    """Return the job of `reshard` whose folder is ``folder``, as that of its first phase describes it. ``how``:
+    arguments of `Job`. ConfigError for inputs whose URLs have secrets, which are not kept."""
+    scattered = JobFolder(f"{folder.url}{SCATTER}", folder.options)
+    asked, inputs = scattered.document()["inputs"], scattered.inputs()
+    if secret := [one.url for one in inputs if "***" in one.url]:
+        raise ConfigError(f"{secret[0]}: the secrets of inputs are not kept; start the job as it was started at first")
+    first = len(inputs) - int(asked["joined"])
+    ordering, rule = Ordering(**asked["order"]), OutputRule(**asked["rule"])
+    sources = inputs[:first], inputs[first:]
+    names, memory, join = ShardNames(asked["output"]), int(asked["memory"]), asked["join"]
+    phases = _phases(folder, names, ordering, rule, sources, memory, asked["on_corrupt"], join)
+    return ReshardJob(*phases, folder, overwrite=False, inputs=asked, engine=engine, **how)
 
 
 def _join_kind(join: Urls | None, how: str) -> str:
@@ -307,7 +343,7 @@ def _phases(
     run, bucket, reader = (int(memory * share) for share in (_RUN_SHARE, _BUCKET_SHARE, _READER_SHARE))
     check_ranges(-(-total // run), buckets_of(total, bucket), bucket)
     sample = int(bucket * SAMPLE_SHARE) // (2 if join else 1)
-    scattered = JobFolder(f"{folder.url}/scatter", options)
+    scattered = JobFolder(f"{folder.url}{SCATTER}", options)
     ids = identity(*[[[redact(one.url), one.size, one.version] for one in source] for source in sources])
     source = {**asdict(ordering), "join": join, **asdict(rule), "on_corrupt": on_corrupt, "inputs": ids}
     return (
