@@ -69,7 +69,7 @@ TORCH_ROOMS = ("world", "autodecode", "decoding.*", "filters.basic", "filters.ba
 GLOBAL_RANDOM_ROOMS = ("world",)
 RANDOM_STATE_ROOMS = ("checkpoint.packing",)
 """Rooms that save the program's generators, and set them to what they were."""
-SUBPROCESS_ROOMS = ("storage.pipe", "distributed.engines.local")
+SUBPROCESS_ROOMS = ("storage.pipe", "distributed.engines.child")
 INTEGRATION_ROOMS = ("integrations.*",)
 """Rooms that import another framework, for programs that have imported it."""
 PRINT_ROOMS = ("cli", "cli.*")

@@ -7,23 +7,17 @@ import os
 import socket
 import time
 import traceback
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from wds_async import config, world
 from wds_async.distributed.folder import JobFolder
 from wds_async.distributed.tasks import AttemptResult, Task, Work
 from wds_async.errors import ConfigError, CostLimitReached, MissingExtra, ObjectChanged, UnsafeContent, UrlError
-from wds_async.observe.ledger import Ledger, Ledgers
 from wds_async.redact import redact
 from wds_async.transfer.traffic import Traffic
 
-__all__ = ["Attempt", "add_traffic", "error_text", "skipped_entries"]
+__all__ = ["Attempt", "add_traffic", "error_text", "one_line"]
 
-_KEPT = 1000
-"""Entries of the ledger that a record names."""
-_LEDGER = ("stage", "reason", "shard", "offset", "bytes", "samples", "key", "field", "rest")
 _PERMANENT = (ConfigError, UrlError, MissingExtra, UnsafeContent, ObjectChanged, CostLimitReached)
 _MOST_CHARACTERS = 2000
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -44,16 +38,6 @@ def add_traffic(traffic: Traffic | None) -> None:
     usage = _usage.get()
     if usage is not None and traffic is not None:
         usage.traffic.merge(traffic)
-
-
-def skipped_entries(ledger: Ledger | Ledgers) -> tuple[tuple[Mapping[str, Any], ...], dict[str, Any]]:
-    """Return the first 1,000 entries of ``ledger`` for a record, without what differs between two runs; and for its
-    ``more`` how many there are, where there are more."""
-    skipped = [
-        {name: value for name in _LEDGER if (value := getattr(entry, name)) not in (None, False)}
-        for entry in ledger.entries()
-    ]
-    return tuple(skipped[:_KEPT]), {"skipped": len(skipped)} if len(skipped) > _KEPT else {}
 
 
 @dataclass(frozen=True)
@@ -96,8 +80,17 @@ class Attempt:
 
 
 def error_text(exn: BaseException, task: Task) -> str:
-    """Return an error of ``task`` as one line without secrets: what, the notes on it (shard and sample), and the line
-    of the program's own code where it was raised."""
+    """Return an error of ``task`` as one line, see `one_line`, with a shard where it names none."""
+    text = one_line(exn)
+    urls = [redact(one.url) for one in task.inputs]
+    if urls and not any(url in text for url in urls):
+        text = f"{urls[0]}{f' and {len(urls) - 1} more' if len(urls) > 1 else ''}: {text}"
+    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
+
+
+def one_line(exn: BaseException) -> str:
+    """Return an error as one line without secrets: what, the notes on it (shard and sample), and the line of the
+    program's own code where it was raised."""
     message = str(exn).strip()
     kind = type(exn).__name__
     parts = [f"{kind}: {message}" if message else kind, *getattr(exn, "__notes__", ())]
@@ -106,7 +99,4 @@ def error_text(exn: BaseException, task: Task) -> str:
     own = [frame for frame in frames if not os.path.abspath(frame.filename).startswith(_HERE)]
     if own:
         text += f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno}, in {own[-1].name})"
-    urls = [redact(one.url) for one in task.inputs]
-    if urls and not any(url in text for url in urls):
-        text = f"{urls[0]}{f' and {len(urls) - 1} more' if len(urls) > 1 else ''}: {text}"
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"

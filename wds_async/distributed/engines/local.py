@@ -11,24 +11,20 @@ import os
 import pickle
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections import deque
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any
 
 from wds_async.arguments import check_number, check_size
 from wds_async.distributed.engines.base import RunAttempt
+from wds_async.distributed.engines.child import ChildProcess
 from wds_async.distributed.tasks import AttemptResult, Task
 from wds_async.errors import ConfigError, WdsError
 
 __all__ = ["LocalEngine", "pickled"]
 
-_START = (
-    "import sys; from multiprocessing.connection import Connection; parent = Connection(int(sys.argv[1]));"
-    " sys.path[:] = parent.recv(); from wds_async.distributed.engines.worker import main; main(parent)"
-)
 _STARTS_IN_VAIN = 5
 _STOP_WITHIN_S = 3.0
 
@@ -156,43 +152,13 @@ class LocalEngine:
         )
 
 
-class _Process:
+class _Process(ChildProcess):
     """A worker process and the task that it runs."""
 
     def __init__(self, attempt: bytes) -> None:
-        ours, theirs = socket.socketpair()
-        try:
-            number = theirs.fileno()
-            self.popen = subprocess.Popen([sys.executable, "-c", _START, str(number)], pass_fds=[number])
-        except OSError as exn:
-            ours.close()
-            raise WdsError(f"no worker process can be started: {exn}") from exn
-        finally:
-            theirs.close()
-        self.connection = Connection(ours.detach())
+        super().__init__("engines.worker", attempt)
         self.task: Task | None = None
         self.is_ready = False
-        with contextlib.suppress(OSError):  # it has ended already
-            self.connection.send(sys.path)
-            self.connection.send_bytes(attempt)
-
-    def stop(self) -> None:
-        """Ask the process to end."""
-        with contextlib.suppress(OSError):
-            self.popen.terminate()
-
-    def end(self, within_s: float) -> str:
-        """Wait for the process to end, kill it if it does not ``within_s``; return how it ended."""
-        self.connection.close()
-        try:
-            status = self.popen.wait(max(0.0, within_s))
-        except subprocess.TimeoutExpired:
-            self.popen.kill()
-            status = self.popen.wait()
-        if status >= 0:
-            return f"ended with status {status}"
-        name = signal.Signals(-status).name if -status in list(signal.Signals) else f"signal {-status}"
-        return f"was killed by {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"
 
 
 def _cpus() -> int:
