@@ -21,8 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
-BENCHMARKS := importtime planning first_sample http tls small store busy memory link clouds faults verify service filters decode loader exact interleave index \
-	distributed.map distributed.index distributed.plan
+BENCHMARKS := importtime planning first_sample http tls small store busy memory link clouds faults verify service filters decode loader exact interleave index
 
 .PHONY: help test test-fast fuzz demo lint format generate bench clean
 .DEFAULT_GOAL := help

@@ -37,13 +37,6 @@ ORDER = (
     "exact",
     "interleave",
     "index",
-    "distributed-map",
-    "distributed-reshard",
-    "distributed-index",
-    "distributed-plan",
-    "distributed-raydata",
-    "distributed-feed",
-    "distributed-peers",
 )
 PLOTTED = {
     "plain HTTP": "HTTP, on one machine",
@@ -59,8 +52,7 @@ def table(results: Iterable[Mapping[str, Any]]) -> str:
     documents = sorted(results, key=lambda document: _place(document["benchmark"]))
     lines = ["| measure | bar | measured | met | command |", "|---|---|---|---|---|"]
     for document in documents:
-        module = document["benchmark"].replace("distributed-", "distributed.")
-        command = f"`python -m benchmarks.{module}`"
+        command = f"`python -m benchmarks.{document['benchmark']}`"
         for bar in document["bars"]:
             if "peak memory" in bar["measure"] and document["benchmark"] != "memory" and bar["met"]:
                 continue  # each benchmark checks it; one of them is about it

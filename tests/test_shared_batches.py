@@ -32,7 +32,7 @@ pytestmark = [
 
 def through(batch: Any) -> Any:
     """``batch`` packed and unpacked, as torch's queue does it, in one process."""
-    return pickle.loads(pickle.dumps(shared_batches._pack(batch)))
+    return pickle.loads(pickle.dumps(shared_batches.pack(batch)))
 
 
 def raw_sample() -> RawSample:

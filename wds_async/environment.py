@@ -19,7 +19,8 @@ from wds_async.storage.stores import usual_scheme
 
 __all__ = [
     "GIB", "KIB", "MIB", "ON_CORRUPT", "SECRET", "VARIABLES", "VERIFY", "ValueType", "Variable", "names",
-    "parse_bytes", "schemes", "shown_bytes", "unknown_variables", "value", "variable", "warn_of_unknown_variables",
+    "parse_bytes", "schemes", "shown_bytes", "take_rank", "unknown_variables", "value", "variable",
+    "warn_of_unknown_variables",
 ]  # fmt: skip
 
 logger = logging.getLogger("wds_async")
@@ -294,6 +295,11 @@ def variable(name: str) -> str | None:
     """Return the raw text of environment variable ``name``, None if it is not set."""
     _read.add(name)
     return os.environ.get(name)
+
+
+def take_rank(rank: int, world_size: int) -> None:
+    """Make this process and those that it starts rank ``rank`` of ``world_size``, whatever its parent was."""
+    os.environ["WDS_RANK"], os.environ["WDS_WORLD_SIZE"] = str(rank), str(world_size)
 
 
 def names(prefix: str) -> list[str]:

@@ -27,13 +27,14 @@ from wds_async import packages, world
 from wds_async.checkpoint.states import NO_BATCH, WorkerState
 from wds_async.errors import StateError
 
-__all__ = ["DeliveredBatch", "Handover", "possible", "sweep"]
+__all__ = ["DeliveredBatch", "Handover", "Packed", "abandon", "pack", "possible", "split", "sweep"]
 
 _BUFFER_BYTES = 4096  # smaller values go through the queue: finding them costs more than sending them
 _BATCH_BYTES = 65536  # so do batches whose large buffers are together smaller than this
 _SLOTS = 8  # of a worker: those in the queue (``prefetch_factor``, 2) and those whose arrays the program still holds
 _ALIGNMENT = 64
 _FREE, _TAKEN = 0, 1
+_NUMBER = slice(8, 16)
 # All pages at once take half of the time that they take one by one, when they are first written to.
 _FLAGS = getattr(mmap, "MAP_SHARED", 0) | getattr(mmap, "MAP_POPULATE", 0)
 _KEPT_BYTES = 24 << 20
@@ -72,7 +73,7 @@ class Handover:
         if data is NO_BATCH or (isinstance(data, list) and data and data[0] is NO_BATCH):
             return DeliveredBatch(None, worker[0], empty=True)
         batch = self.collate_fn(data)
-        return DeliveredBatch(_pack(batch) if self.shared else batch, worker[0], _saver.state())
+        return DeliveredBatch(pack(batch) if self.shared else batch, worker[0], _saver.state())
 
 
 @dataclass
@@ -124,7 +125,8 @@ _saver = _Saver()
 
 
 class _Slot:
-    """A block of shared memory. Its first byte says whether it is taken; the worker sets it, the parent clears it."""
+    """A block of shared memory. Its first byte says whether it is taken; the worker sets it, the parent clears it.
+    Bytes 8 to 15 are its number."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -135,7 +137,9 @@ class _Slot:
         except OSError:
             os.close(self.fd)
             raise
-        self.token: Token = (os.getpid(), self.fd, int.from_bytes(os.urandom(8), "little"), size)
+        number = os.urandom(8)
+        self.memory[_NUMBER] = number
+        self.token: Token = (os.getpid(), self.fd, int.from_bytes(number, "little"), size)
 
     def close(self) -> None:
         """Give it up; the parent keeps what it has mapped."""
@@ -147,9 +151,9 @@ _slots: list[_Slot] = []
 _owner = 0
 
 
-def _take(size: int) -> _Slot | None:
-    """Return a free slot of at least ``size`` bytes; None while the program holds on to all of them, or there is no
-    memory.
+def _take(size: int, most: int) -> _Slot | None:
+    """Return a free slot of at least ``size`` bytes; None while the program holds on to all of them, ``most``, or there
+    is no memory.
     """
     global _owner
     if _owner != os.getpid():  # what a forked child inherits belongs to its parent
@@ -159,7 +163,7 @@ def _take(size: int) -> _Slot | None:
     free = [slot for slot in _slots if slot.memory[0] == _FREE]
     fitting = next((slot for slot in free if slot.size >= size), None)
     if fitting is None:
-        if len(_slots) >= _SLOTS:
+        if len(_slots) >= most:
             if not free:
                 return None
             _slots.remove(free[0])
@@ -174,16 +178,19 @@ def _take(size: int) -> _Slot | None:
 
 
 class _BatchPickler(pickle.Pickler):
-    """Hands the memory of arrays and tensors to ``buffer_callback``; torch's own ways for all else that it has."""
+    """Hands the memory of arrays and tensors to ``buffer_callback``. For a ``child`` of the receiver, torch's own ways
+    for all else that it has; they need a parent that lives as long."""
 
-    def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any]) -> None:
+    def __init__(self, file: Any, buffer_callback: Callable[[pickle.PickleBuffer], Any], child: bool) -> None:
         super().__init__(file, 5, buffer_callback=buffer_callback)
-        self.dispatch_table = ForkingPickler(io.BytesIO()).dispatch_table
+        self._least = _BUFFER_BYTES if child else 1
+        if child:
+            self.dispatch_table = ForkingPickler(io.BytesIO()).dispatch_table
 
     def reducer_override(self, obj: Any) -> Any:
         """Reduce plain tensors in this machine's memory to their bytes."""
         torch = packages.loaded("torch")
-        if type(obj) is not torch.Tensor or obj.nbytes < _BUFFER_BYTES or obj.requires_grad:
+        if torch is None or type(obj) is not torch.Tensor or obj.nbytes < self._least or obj.requires_grad:
             return NotImplemented
         if obj.device.type != "cpu" or obj.layout != torch.strided or not obj.is_contiguous():
             return NotImplemented
@@ -217,7 +224,8 @@ def _marked(value: Any) -> Any:
     return value
 
 
-def _pack(batch: Any) -> _Packed:
+def split(batch: Any, *, child: bool = False) -> tuple[bytes, list[memoryview]]:
+    """Return ``batch`` pickled, and its large buffers, which are not in that; ``child``: for the parent process."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
 
@@ -227,18 +235,30 @@ def _pack(batch: Any) -> _Packed:
             buffers.append(buffer)
         return not large  # true: write it into the stream
 
-    _BatchPickler(stream, out_of_band).dump(_marked(batch))
-    raws = [buffer.raw() for buffer in buffers]
+    _BatchPickler(stream, out_of_band, child).dump(_marked(batch))
+    return stream.getvalue(), [buffer.raw() for buffer in buffers]
+
+
+def pack(batch: Any, slots: int = _SLOTS, *, child: bool = True) -> Packed:
+    """Return ``batch`` for another process of this machine, in one of at most ``slots`` slots if one is free."""
+    stream, raws = split(batch, child=child)
     aligned = (-(-raw.nbytes // _ALIGNMENT) * _ALIGNMENT for raw in raws)
     ends = list(itertools.accumulate(aligned, initial=_ALIGNMENT))
-    slot = _take(ends[-1]) if ends[-1] >= _BATCH_BYTES else None
+    slot = _take(ends[-1], slots) if ends[-1] >= _BATCH_BYTES else None
     if slot is None:
-        return _Packed(stream.getvalue(), None, [bytearray(raw) for raw in raws])
+        return Packed(stream, None, [bytearray(raw) for raw in raws])
     places = [(start, raw.nbytes) for start, raw in zip(ends, raws, strict=False)]
     with memoryview(slot.memory) as memory:
         for (start, size), raw in zip(places, raws, strict=True):
             memory[start : start + size] = raw
-    return _Packed(stream.getvalue(), slot.token, places)
+    return Packed(stream, slot.token, places)
+
+
+def abandon() -> None:
+    """Give up the slots that are taken: who has them keeps them, or has ended and will never free them."""
+    for slot in [slot for slot in _slots if slot.memory[0] == _TAKEN]:
+        _slots.remove(slot)
+        slot.close()
 
 
 def _keep_memory() -> None:
@@ -248,12 +268,24 @@ def _keep_memory() -> None:
 
 
 @dataclass
-class _Packed:
+class Packed:
     """A batch on its way; unpickling it gives the batch."""
 
     stream: bytes
     token: Token | None
     buffers: list[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the batch."""
+        large = sum(one[1] if isinstance(one, tuple) else len(one) for one in self.buffers)
+        return len(self.stream) + large
+
+    def release(self) -> None:
+        """Free its slot, in the process that packed it: it is not sent."""
+        for slot in _slots:
+            if self.token is not None and slot.token[2] == self.token[2]:
+                slot.memory[0] = _FREE
 
     def __reduce__(self) -> Any:
         return _unpack, (self.stream, self.token, self.buffers)
@@ -289,6 +321,8 @@ def _map(token: Token) -> mmap.mmap:
             memory = mmap.mmap(opened, size, flags=_FLAGS)
         finally:
             os.close(opened)
+        if memory[_NUMBER] != number.to_bytes(8, "little"):  # of a slot that was given up
+            raise FileNotFoundError(f"process {pid} has given up the memory of its batch")
         _mapped[pid, fd] = number, memory
     return memory
 

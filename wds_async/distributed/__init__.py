@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from wds_async.distributed import raydata as raydata
     from wds_async.distributed.engines.dask import DaskEngine as DaskEngine
     from wds_async.distributed.engines.ray import RayEngine as RayEngine
+    from wds_async.distributed.feed.feed import Feed as Feed
+    from wds_async.distributed.feed.loader import FeedError as FeedError
+    from wds_async.distributed.feed.loader import FeedLoader as FeedLoader
     from wds_async.distributed.folder import JobFolder as JobFolder
     from wds_async.distributed.indexing import index as index
     from wds_async.distributed.jobs import Job as Job
@@ -21,19 +24,18 @@ if TYPE_CHECKING:
     from wds_async.distributed.progress import JobStatus as JobStatus
     from wds_async.distributed.progress import JobSummary as JobSummary
     from wds_async.distributed.reopening import reopened as reopened
-    from wds_async.distributed.resharding import ReshardJob as ReshardJob
-    from wds_async.distributed.resharding import reshard as reshard
 
 _HOMES = {
     "engines.dask": "DaskEngine",
     "engines.ray": "RayEngine",
+    "feed.feed": "Feed",
+    "feed.loader": "FeedError FeedLoader",
     "folder": "JobFolder",
     "indexing": "index",
     "jobs": "Job",
     "mapping": "map_shards",
     "progress": "JobProgress JobStatus JobSummary",
     "reopening": "reopened",
-    "resharding": "ReshardJob reshard",
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
 _ROOMS = ("raydata",)
