@@ -21,7 +21,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
-BENCHMARKS := importtime planning first_sample http tls small store busy memory link clouds faults verify service filters decode loader exact interleave index
+BENCHMARKS := importtime planning first_sample http tls small store busy memory link clouds faults verify service filters decode loader exact interleave index \
+	distributed.map distributed.index distributed.plan
 
 .PHONY: help test test-fast fuzz demo lint format generate bench clean
 .DEFAULT_GOAL := help

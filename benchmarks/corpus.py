@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Corpus", "image_like", "one_big", "pictures", "tiny"]
+__all__ = ["Corpus", "image_like", "one_big", "pictures", "small_images", "tiny"]
 
 IMAGE_BYTES = 100_000
 SHARD_BYTES = 66_000_000
@@ -57,6 +57,17 @@ def tiny(root: Path, shards: int = 8, per_shard: int = 25_000) -> Corpus:
         return {"txt": b"a caption of sample %08d, " % index * 4, "cls": b"%d" % (index % 1000)}
 
     return _alike(root, "tiny", shards, per_shard, fields)
+
+
+def small_images(root: Path, shards: int, per_shard: int) -> Corpus:
+    """Shards of samples of jpg (1,000 random bytes) and cls."""
+    pool = os.urandom(1 << 20)
+
+    def fields(index: int) -> dict[str, bytes]:
+        at = index * 997 % (len(pool) - 1000)
+        return {"jpg": pool[at : at + 1000], "cls": b"%d" % (index % 1000)}
+
+    return _alike(root, "small", shards, per_shard, fields)
 
 
 def one_big(root: Path, size_bytes: int = 1_000_000_000) -> Corpus:

@@ -37,6 +37,13 @@ ORDER = (
     "exact",
     "interleave",
     "index",
+    "distributed-map",
+    "distributed-reshard",
+    "distributed-index",
+    "distributed-plan",
+    "distributed-raydata",
+    "distributed-feed",
+    "distributed-peers",
 )
 PLOTTED = {
     "plain HTTP": "HTTP, on one machine",
@@ -52,7 +59,8 @@ def table(results: Iterable[Mapping[str, Any]]) -> str:
     documents = sorted(results, key=lambda document: _place(document["benchmark"]))
     lines = ["| measure | bar | measured | met | command |", "|---|---|---|---|---|"]
     for document in documents:
-        command = f"`python -m benchmarks.{document['benchmark']}`"
+        module = document["benchmark"].replace("distributed-", "distributed.")
+        command = f"`python -m benchmarks.{module}`"
         for bar in document["bars"]:
             if "peak memory" in bar["measure"] and document["benchmark"] != "memory" and bar["met"]:
                 continue  # each benchmark checks it; one of them is about it

@@ -97,7 +97,8 @@ class WebDataset(DataPipeline, FluidInterface):
 
     ``urls``: a string (braces, ``::``, ``${X}`` for ``WDS_X``, wildcards, a folder ending in ``/``), a path, or a list
         of these; an iterable of ``{"url": …}``, a shard list of the program's own; or a dataset specification: a
-        ``.yaml`` or ``.json`` file or URL, a dict, or ``"package.module:function"``.
+        ``.yaml`` or ``.json`` file or URL, a dict, the folder of a job (``…/_wds/JOB``: the shards that it has
+        finished), or ``"package.module:function"``.
     ``shardshuffle``: the order of the shards. ``"epoch"`` permutes all of them, anew in each epoch. A number shuffles
         through a buffer of that many, so shards that are far apart in the list stay far apart (True means 100, with a
         warning). The order depends only on seed and epoch, so all ranks and workers compute the same one. False or 0
@@ -174,7 +175,8 @@ class WebDataset(DataPipeline, FluidInterface):
     ``check``: look at the first and last shard of each source (``"ends"``) or at every shard (``"all"``) at once, by
         one small request each. One error lists all that are missing, forbidden or no shards. None (the default) finds
         out when they are read.
-    ``verify``: which checksums to compare. ``"auto"``: CRC-32C if a response contains it, without extra requests.
+    ``verify``: which checksums to compare. ``"auto"``: CRC-32C if the list of shards states it (as that of a job
+        does) or a response contains it, without extra requests.
         ``"always"``: any that the store has; a shard's samples come only after it was verified. ``"never"``: none.
         Default ``WDS_VERIFY``, else ``"auto"``. The same as ``transfer={"verify": …}``.
     ``on_corrupt``: what to do after damage inside a tar. ``"raise"``: pass the error to the handler. ``"skip_shard"``:

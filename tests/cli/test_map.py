@@ -65,7 +65,7 @@ def test_it_says_what_it_will_do_and_does_it(call: Callable[..., Any], here: Pat
     dry = mapped(call, "--dry-run")
     size = sum((here / f"in-{shard}.tar").stat().st_size for shard in range(SHARDS))
     assert f"3 shards, {size / 1000:.1f} kB, from this machine's files" in dry.stderr
-    assert "map: 3 tasks of 3 to run, 0 finished" in dry.stderr
+    assert "map: 3 of 3 tasks to run, 0 finished" in dry.stderr
     assert OUT in dry.stderr
     assert not (here / "out").exists()
     done = mapped(call)
@@ -108,10 +108,10 @@ def test_what_failed_is_told_and_run_again(call: Callable[..., Any], here: Path,
     assert (status["finished"], list(status["failed"]), status["missing"]) == (2, ["1"], [])
     refused = call("job", "finish", "out")
     assert refused.exit_code == 1
-    assert "1 task of 3 without a record" in refused.stderr
+    assert "2 of 3 tasks finished, 1 failed" in refused.stderr
     (here / "broken").unlink()
     again = call("job", "retry", "out/_wds/map", "--workers", 1)
-    assert "map: 1 task of 3 to run, 2 finished" in again.stderr
+    assert "map: 1 of 3 tasks to run, 2 finished" in again.stderr
     assert "1 of 3 tasks done" in again.stdout
     assert call("job", "ls", "out").stdout == "out/_wds/map: 3 of 3 tasks finished, complete\n"
     assert wds.WebDataset("out/_wds/map/finished.json", shardshuffle=False).__len__() == SHARDS * SAMPLES
@@ -140,7 +140,7 @@ def test_tasks_that_nothing_has_run_are_run(call: Callable[..., Any], here: Path
     mapped(call)
     (here / "out/_wds/map/00002.json").unlink()
     assert "no record yet: 2" in call("job", "status", "out").stdout
-    assert "0 tasks of 3 to run" in call("job", "retry", "out").stderr
+    assert "0 of 3 tasks to run" in call("job", "retry", "out").stderr
     assert not (here / "out/_wds/map/00002.json").exists()
     call("job", "retry", "out", "--unfinished", "--workers", 1)
     assert (here / "out/_wds/map/00002.json").exists()
@@ -188,7 +188,7 @@ def test_the_estimate_adds_up_by_origin() -> None:
     assert estimate.traffic.origins["s3://one"].requests == 9, "three parts of 2 MiB each"
     assert "from s3://one, gs://two, which costs $" in str(estimate)
     partly = running.Estimate.of([*inputs, Input("s3://one/y.tar")])
-    assert "at least 15.7 MB (1 sizes unknown)" in str(partly)
+    assert "at least 15.7 MB (1 size unknown)" in str(partly)
     assert "$" not in str(partly)
 
 

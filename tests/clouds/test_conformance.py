@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import itertools
 import os
+import re
 import urllib.parse
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import pytest
 
 import wds_async as wds
 from tests.clouds.ais import no_settings  # noqa: F401 - fixture
+from tests.finished import SAMPLES, write_job
 from tests.servers import Nginx
 from tests.servers import moto as moto_server
 from tests.servers.aistore import AisDouble
@@ -28,7 +30,8 @@ from tests.servers.azurite import azure_environment_fixture, azurite_fixture  # 
 from tests.servers.fakegcs import clean_google, fake_gcs  # noqa: F401 - fixtures
 from tests.servers.hub import Hub
 from tests.transfer.reading import KIB, MIB, bytes_of, data, outcomes, quick
-from wds_async.errors import ObjectChanged, ShardNotFound, TruncatedShard, UrlError, WdsError
+from wds_async.distributed.plan import planned
+from wds_async.errors import ChecksumMismatch, ObjectChanged, ShardNotFound, TruncatedShard, UrlError, WdsError
 from wds_async.storage.ais.backend import explain_answer as explain_ais_answer
 from wds_async.storage.azure import errors as azureerrors
 from wds_async.storage.base import Answer, Fault, Ranges, Verdict
@@ -41,7 +44,6 @@ from wds_async.storage.listing.expand import expand_listed, folder_entries, forg
 from wds_async.storage.registry import Backends, locate
 from wds_async.storage.removal import remove
 from wds_async.storage.s3 import errors as s3errors
-from wds_async.transfer.identity import identified
 from wds_async.transfer.reader import open_shards
 
 clean_aws, moto = moto_server.clean_aws, moto_server.moto
@@ -352,26 +354,49 @@ def test_shards_are_identified_as_their_reader_pins_them(store: StoreUnderTest, 
     names = [f"train/x-{n:02d}.tar" for n in range(20)]
     for n, name in enumerate(names):
         store.put(name, data(1000 + n, n))
-    by_name = identified([store.url(name) for name in names])
+    by_name = planned([store.url(name) for name in names])
     assert [(entry.url, entry.size) for entry in by_name] == [(store.url(n), 1000 + i) for i, n in enumerate(names)]
     assert all(entry.version for entry in by_name)
-    assert identified(f"{store.folder}train/x-{{00..19}}.tar") == by_name
-    found = identified(f"{store.folder}train/*.tar")
-    assert [(e.url, e.size, e.version) for e in found] == [(e.url, e.size, e.version) for e in by_name]
-    for entry in (by_name[3], *identified(by_name[3].url)):
+    assert planned(f"{store.folder}train/x-{{00..19}}.tar") == by_name
+    found = planned(f"{store.folder}train/*.tar")
+    assert found == by_name
+    for entry in (by_name[3], *planned(by_name[3].url)):
         shard, config = {"url": entry.url, "version": entry.version}, quick(direct=direct)
         assert bytes_of([shard], config) == [data(1003, 3)]
     store.put(names[3], data(1003, 99))
-    assert identified([store.url(name) for name in names])[3].version != by_name[3].version
+    replaced = planned([store.url(name) for name in names])[3]
+    assert replaced.version != by_name[3].version
     ((got, error),) = outcomes([{"url": by_name[3].url, "version": by_name[3].version}], quick(direct=direct))
     assert (got, type(error)) == (b"", ObjectChanged)
+    for text in (replaced.url, by_name[3].version, replaced.version.partition(",")[0]):
+        assert text in str(error)
 
 
 def test_a_shard_that_is_missing_is_not_identified(store: StoreUnderTest) -> None:
     store.put("x.tar", b"x")
     for names in (["x.tar", "none.tar"], [*(f"none-{n}.tar" for n in range(20)), "x.tar"]):
         with pytest.raises(ShardNotFound, match="none"):
-            identified([store.url(name) for name in names])
+            planned([store.url(name) for name in names])
+
+
+def test_a_job_is_read_by_its_folder(store: StoreUnderTest, tmp_path: Path) -> None:
+    write_job(tmp_path / "job", 3)
+    paths = {str(path.relative_to(tmp_path / "job")): path for path in (tmp_path / "job").rglob("*") if path.is_file()}
+    for name, path in paths.items():
+        if not name.endswith(("finished.json", "00001.json")):
+            store.put(name, path.read_bytes())
+    folder = f"{store.folder}_wds/j"
+    for name, tasks in {"": (0, 2), "_wds/j/00001.json": (0, 1, 2), "_wds/j/finished.json": (0, 1, 2)}.items():
+        if name:
+            store.put(name, paths[name].read_bytes())
+        dataset = wds.WebDataset(folder, shardshuffle=False)
+        assert len(dataset) == len(tasks) * SAMPLES
+        assert [sample["__key__"] for sample in dataset] == [f"{task}-{n}" for task in tasks for n in range(SAMPLES)]
+    body = bytearray(paths["x-01.tar"].read_bytes())
+    body[700] ^= 1
+    store.put("x-01.tar", bytes(body))
+    with pytest.raises(ChecksumMismatch, match=re.escape(store.url("x-01.tar"))):
+        list(wds.WebDataset(folder, shardshuffle=False))
 
 
 # -- writing ----------------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ import numpy as np
 import wds_async as wds
 
 __all__ = [
-    "augment", "cached_stage", "fail_at_7", "fork_bomb_once", "interrupted", "made_each_time", "shuffled", "slow",
-    "split", "tail", "with_rng",
+    "augment", "cached_stage", "fail_at_7", "fork_bomb_once", "interrupted", "kill_at_7", "made_each_time", "shuffled",
+    "slow", "split", "tail", "with_rng",
 ]  # fmt: skip
 
 Sample = dict[str, Any]
@@ -51,6 +51,12 @@ def fork_bomb_once(sample: Sample) -> Sample:
         flag.unlink()
         os.kill(os.getpid(), signal.SIGKILL)
     return {"__key__": sample["__key__"], "txt": b"x"}
+
+
+def kill_at_7(sample: Sample) -> Sample:
+    if sample["__key__"] == "0001-007":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sample
 
 
 def slow(sample: Sample) -> Sample:

@@ -13,6 +13,7 @@ import pytest
 import wds_async as wds
 from tests.distributed.inline import InlineEngine
 from tests.servers.moto import clean_aws, empty_bucket, moto
+from tests.servers.origin import Origin
 from wds_async import distributed as dist
 from wds_async.errors import ConfigError, JobChanged, JobFailed
 from wds_async.indexed import places
@@ -164,21 +165,36 @@ def test_a_list_can_be_written_later(folder: Path) -> None:
         (lambda folder: job_of(f"{folder}/*.tar", kinds="json"), "kinds"),
         (lambda folder: job_of(f"{folder}/*.tar", kinds=("parquet",)), "parquet"),
         (lambda folder: job_of([f"{folder}/t-000.tar"] * 2), "named twice"),
-        (lambda folder: job_of([f"{folder}/a/x.tar", f"{folder}/b/x.tar"], str(folder), kinds=["dali"]), "same name"),
-        (lambda folder: job_of(["s3://one/x.tar", "s3://two/x.tar"]), "share no folder"),
-        (lambda folder: job_of(["https://host/in/x.tar?signature=1"]), "query"),
+        (lambda folder: job_of(twins(folder), str(folder), kinds=["dali"]), "same name"),
         (lambda folder: job_of(f"{folder}/*.tar", job="../x"), "job="),
         (lambda folder: job_of(f"{folder}/*.tar", inputs_per_task=0), "inputs_per_task"),
     ],
-    ids=["no-kind", "text", "unknown", "twice", "same-place", "no-folder", "query", "job", "none-per-task"],
+    ids=["no-kind", "text", "unknown", "twice", "same-place", "job", "none-per-task"],
 )
 def test_wrong_arguments_are_refused_before_anything_is_written(
     folder: Path, make: Callable[[Path], Any], text: str
 ) -> None:
+    twins(folder)
     before = sorted(folder.rglob("*"))
     with pytest.raises(ConfigError, match=text):
         make(folder)
     assert sorted(folder.rglob("*")) == before
+
+
+def twins(folder: Path) -> list[str]:
+    urls = [f"{folder}/{name}/x.tar" for name in "ab"]
+    for url in urls:
+        write(url, 1)
+    return urls
+
+
+def test_shards_without_a_common_folder_need_an_output(folder: Path, origin: Origin) -> None:
+    origin.add("t.tar", (folder / "t-000.tar").read_bytes())
+    url = origin.url("t.tar")
+    with pytest.raises(ConfigError, match="share no folder"):
+        job_of([url, url.replace("127.0.0.1", "localhost")])
+    with pytest.raises(ConfigError, match="query"):
+        job_of([f"{url}?signature=1"])
 
 
 @pytest.mark.slow

@@ -29,7 +29,7 @@ def inputs(tmp_path: Path) -> str:
 
 
 def job_of(inputs: str, out: Path, function: Any = f"{FUNCTIONS}:augment", **kw: Any) -> dist.Job:
-    arguments = {"engine": "local", "workers": 2, **kw}
+    arguments = {"engine": "local", "workers": 1, **kw}
     return dist.map_shards(inputs, f"{out}/o-{{task:04d}}-{{part:02d}}.tar", function, **arguments)
 
 
@@ -169,6 +169,17 @@ def test_changed_inputs_are_another_job(inputs: str, tmp_path: Path) -> None:
         job_of(inputs, tmp_path / "out").run()
 
 
+def test_an_input_that_is_replaced_after_planning_is_an_error_and_not_another_result(
+    inputs: str, tmp_path: Path
+) -> None:
+    job = job_of(inputs, tmp_path / "out")
+    path = tmp_path / "in/t-001.tar"
+    path.write_bytes(path.read_bytes() + bytes(10240))
+    with pytest.raises(JobFailed, match=r"task 1 .*ObjectChanged") as caught:
+        job.run()
+    assert [number for number, _ in caught.value.failures] == [1]
+
+
 def test_a_task_that_always_fails_is_named_and_the_others_finish(inputs: str, tmp_path: Path) -> None:
     job = job_of(inputs, tmp_path / "out", functions.fail_at_7, attempts=2)
     with pytest.raises(JobFailed, match=r"task 1 .*t-001\.tar.*this one never works.*'0001-007'") as caught:
@@ -197,7 +208,7 @@ def test_a_killed_process_is_a_lost_attempt(tmp_path: Path) -> None:
         with wds.TarWriter(tmp_path / f"in/{flag.name}.tar", mtime=0) as sink:
             for n in range(5):
                 sink.write({"__key__": f"{flag.name}-{n}", "txt": str(flag)})
-    summary = job_of(f"{tmp_path}/in/*.tar", tmp_path / "out", functions.fork_bomb_once).run()
+    summary = job_of(f"{tmp_path}/in/*.tar", tmp_path / "out", functions.fork_bomb_once, workers=2).run()
     assert (summary.done, summary.lost, summary.retried) == (2, 2, 0)
     assert len(samples(tmp_path / "out")) == 10
 
@@ -275,7 +286,7 @@ def test_inputs_that_match_nothing_are_refused(tmp_path: Path) -> None:
 
 def test_progress_is_reported(inputs: str, tmp_path: Path) -> None:
     seen: list[dist.JobProgress] = []
-    job_of(inputs, tmp_path / "out", on_progress=seen.append).run()
+    job_of(inputs, tmp_path / "out", on_progress=seen.append, workers=2).run()
     assert [one.done for one in seen] == [1, 2, 3]
     assert seen[-1].pending == 0
     assert seen[-1].samples_in == 60

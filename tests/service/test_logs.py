@@ -39,6 +39,26 @@ def test_people_get_a_short_line() -> None:
     assert second.endswith(" info: listening")
 
 
+@pytest.mark.parametrize("form", ["human", "json"])
+def test_what_a_library_adds_to_every_record_is_not_shown(form: str) -> None:
+    """Ray has a factory of its own once it was imported, also in a process that reads no more by it."""
+    out, former = lines(form), logging.getLogRecordFactory()
+
+    def stamped(*args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = former(*args, **kwargs)
+        record.__dict__["_ray_timestamp_ns"] = 17
+        return record
+
+    logging.setLogRecordFactory(stamped)
+    try:
+        logger.info("listening", extra={"port": 1})
+    finally:
+        logging.setLogRecordFactory(former)
+    said = out.getvalue()
+    assert "port" in said
+    assert "ray" not in said
+
+
 def test_machines_get_an_object_a_line() -> None:
     out = lines("json")
     audit = {"status": 403, "path": "/x?token=geheim", "peers": ["a", 1, None]}

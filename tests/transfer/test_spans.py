@@ -319,7 +319,7 @@ def test_the_version_that_is_expected(kind: str, origin: Origin, tmp_path: Path)
     assert got == b""
     assert isinstance(error, ObjectChanged)
     assert str(error).startswith(f"{url} at byte ")
-    assert f"the shard was replaced since the state was saved: it was {version} and is now " in str(error)
+    assert f"since the state was saved or the job was planned: it was {version} and is now " in str(error)
     assert version_of(url, **more) in str(error)
 
 

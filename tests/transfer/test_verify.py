@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +17,13 @@ from tests.servers import Origin
 from tests.servers.behaviour import Request
 from tests.servers.shards import make_tar
 from tests.transfer.reading import KIB, bytes_of, data, outcomes, quick, snapshot
-from wds_async.errors import ChecksumMismatch
+from wds_async.errors import ChecksumMismatch, ConfigError
 from wds_async.logs import Once
 from wds_async.shardcache.cache import DiskCache
 from wds_async.storage.base import Checksum
 from wds_async.storage.registry import locate
 from wds_async.transfer.checksums import Comparison, HeldShard, Spool, usable
+from wds_async.transfer.options import Span
 from wds_async.transfer.reader import open_shards
 from wds_async.transfer.shard_state import ShardState
 from wds_async.transfer.stats import Counters
@@ -33,6 +35,11 @@ FLIP_AT = 500 * KIB
 def hash_of(content: bytes) -> dict[str, str]:
     """The head of an answer as Google's has it."""
     return {"x-goog-hash": f"crc32c={base64.b64encode(crc32c.crc32c(content).to_bytes(4, 'big')).decode()}"}
+
+
+def stated(content: bytes) -> str:
+    """The CRC-32C of ``content`` as a shard's dict has it."""
+    return f"{crc32c.crc32c(content):08x}"
 
 
 def has_the_byte(request: Request) -> bool:
@@ -235,7 +242,61 @@ def test_an_empty_shard_is_read_again_too() -> None:
         reread=reread,
         count=lambda stream, *, matched: counted.append(matched),
     )
-    stream: Any = SimpleNamespace(url="x")
+    stream: Any = SimpleNamespace(url="x", span=Span())
     held = HeldShard(stream, receive, verifier)
     assert b"".join(bytes(piece) for piece in iter(held.read, None)) == content
     assert counted == [True]
+
+
+# -- checksums that the list of shards states --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verify", ["auto", "always"])
+@pytest.mark.parametrize("direct", [True, False])
+def test_a_stated_checksum(verify: str, direct: bool) -> None:
+    with Origin() as server:
+        url, counters = server.add("x.tar", SHARD), Counters()
+        good, bad = {"url": url, "crc32c": stated(SHARD).upper()}, {"url": url, "crc32c": stated(b"other")}
+        found = outcomes([good, bad, good], quick(verify=verify, direct=direct), counters)
+    assert [got for got, _ in found] == [SHARD, SHARD if verify == "auto" else b"", SHARD]
+    assert [type(error) for _, error in found] == [type(None), ChecksumMismatch, type(None)]
+    assert f"x.tar: the crc32c of its {len(SHARD)} bytes is {stated(SHARD)}, and its list of shards gives" in str(
+        found[1][1]
+    )
+    assert snapshot(counters).verified_shards == 2
+
+
+@pytest.mark.parametrize("verify", ["auto", "always"])
+def test_a_stated_checksum_counts_and_not_the_stores(verify: str) -> None:
+    with Origin() as server:
+        server.behave(path="/x.tar", headers=hash_of(b"other"))
+        server.add("x.tar.sha256", hashlib.sha256(b"other").hexdigest().encode())
+        shard = {"url": server.add("x.tar", SHARD), "crc32c": stated(SHARD)}
+        assert bytes_of([shard], quick(verify=verify)) == [SHARD]
+        assert {request.path for request in server.requests} == {"/x.tar"}, "nothing else is asked for"
+
+
+def test_a_stated_checksum_of_a_shard_that_was_damaged_on_the_way_once() -> None:
+    with Origin() as server:
+        server.behave(path="/x.tar", corrupt_at=FLIP_AT, times=1, when=has_the_byte)
+        shard = {"url": server.add("x.tar", SHARD), "crc32c": stated(SHARD)}
+        assert bytes_of([shard], quick(verify="always")) == [SHARD]
+
+
+def test_a_stated_checksum_of_bytes_without_end_or_place(tmp_path: Path) -> None:
+    (tmp_path / "x.tar").write_bytes(SHARD)
+    (tmp_path / "empty.tar").write_bytes(b"")
+    for url in (f"pipe:cat {tmp_path}/x.tar", f"{tmp_path}/x.tar"):
+        good, bad = {"url": url, "crc32c": stated(SHARD)}, {"url": url, "crc32c": "0" * 8}
+        assert [type(error) for _, error in outcomes([good, bad])] == [type(None), ChecksumMismatch]
+        assert bytes_of([bad], quick(verify="never")) == [SHARD]
+        assert bytes_of([{**bad, "start": 5}]) == [SHARD[5:]]
+    empty = [{"url": f"{tmp_path}/empty.tar", "crc32c": crc} for crc in ("00000000", "00000001")]
+    assert [type(error) for _, error in outcomes(empty)] == [type(None), ChecksumMismatch]
+
+
+@pytest.mark.parametrize("crc", ["", "1234567", "123456789", "1234567g", 7, b"12345678", "0x345678"])
+def test_what_is_no_checksum_is_told_in_its_place(tmp_path: Path, crc: Any) -> None:
+    (tmp_path / "x.tar").write_bytes(SHARD)
+    with pytest.raises(ConfigError, match=r"x\.tar: crc32c=.*: eight hexadecimal digits"):
+        bytes_of([{"url": f"{tmp_path}/x.tar", "crc32c": crc}])

@@ -30,6 +30,7 @@ COMMANDS = {
     "resolve": "Show what URLs resolve to, how they are read, and whether they can be read.",
     "index": "Write indexes of shards, for lengths and random access.",
     "map": "Apply a function to the samples of any number of shards, on many machines.",
+    "reshard": "Shuffle, sort, split or join the samples of any number of shards, or write shards of another size.",
     "job": "See the jobs of map, reshard and index; finish them, run again what failed.",
     "replay": "Make the batch of a step again from a saved state.",
     "seen": "List the samples that a job had seen when its state was saved.",

@@ -115,7 +115,7 @@ def command(
 
 
 def _run_as_job(urls: list[str], output: str | None, dry_run: bool, yes: bool, **how: Any) -> None:
-    display = ProgressDisplay("index")
+    display = ProgressDisplay(how["job"])
     job = distributed_index(urls, output, on_progress=display, **how)
     run_job(job, display, writes=", ".join(how["kinds"]), dry_run=dry_run, yes=yes)
 

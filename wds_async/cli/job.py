@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Self
 
 import click
 
 from wds_async.cli import running, terminal
 from wds_async.cli.shards import counted
 from wds_async.distributed.folder import FolderContents, JobFolder, job_url, output_folder
-from wds_async.distributed.reopening import reopened
+from wds_async.distributed.reopening import reopened, resharded
+from wds_async.distributed.resharding import PLAN, SCATTER, ReshardJob
 from wds_async.errors import ConfigError, JobFailed, ShardNotFound
 from wds_async.redact import redact
 from wds_async.storage.listing.expand import folder_entries
@@ -41,8 +45,7 @@ def ls(out: str) -> None:
     """
     jobs = list(_jobs(out))
     for url in jobs:
-        folder = JobFolder(url)
-        terminal.say(_line(folder, folder.contents(), int(folder.document()["tasks"])))
+        terminal.say(_Found.of(url).line())
     if not jobs:
         raise ShardNotFound(f"{redact(out)}: no job has written there (no folder _wds with a job.json in it)")
 
@@ -56,32 +59,15 @@ def status(out: str, job: str | None, as_json: bool) -> None:
 
     Example: wds-async job status s3://out/ --job caption-v2
     """
-    folder = JobFolder(_one(out, job))
-    document, contents = folder.document(), folder.contents()
-    tasks = int(document["tasks"])
-    failed = dict(folder.failures(sorted(contents.failed)))
-    missing = [number for number in range(tasks) if number not in contents.finished and number not in failed]
+    found = _Found.of(_one(out, job))
     if as_json:
-        values = {
-            "job": redact(folder.url),
-            "kind": document["work"].get("kind"),
-            "tasks": tasks,
-            "finished": len(contents.finished),
-            "complete": contents.complete,
-            "failed": {str(number): error for number, error in failed.items()},
-            "missing": missing,
-        }
-        click.echo(json.dumps(values))
+        click.echo(json.dumps(found.values()))
         return
-    terminal.say(_line(folder, contents, tasks))
-    for number, error in list(failed.items())[:_SHOWN]:
-        terminal.say(f"  task {number} failed: {error}")
-    if len(failed) > _SHOWN:
-        terminal.say(f"  and {len(failed) - _SHOWN:,} more (--json has all)")
-    if missing:
-        names = ", ".join(map(str, missing[:_SHOWN]))
-        terminal.say(f"  no record yet: {names}{f' and {len(missing) - _SHOWN:,} more' * (len(missing) > _SHOWN)}")
-    if not contents.complete and len(contents.finished) == tasks:
+    terminal.say(found.line())
+    for phase in found.phases:
+        for text in phase.details():
+            terminal.say(f"  {text}")
+    if found.is_done and not found.complete:
         terminal.say(f"  all tasks are finished, and the list of shards is missing: wds-async job finish {redact(out)}")
 
 
@@ -94,16 +80,18 @@ def finish(out: str, job: str | None) -> None:
 
     Example: wds-async job finish s3://out/
     """
-    folder = JobFolder(_one(out, job))
-    tasks, contents = int(folder.document()["tasks"]), folder.contents()
-    if contents.complete:
-        terminal.say(f"{redact(folder.url)}: finished before")
+    found = _Found.of(_one(out, job))
+    if found.complete:
+        terminal.say(f"{redact(found.url)}: finished before")
         return
-    if len(contents.finished) < tasks:
-        left = counted(tasks - len(contents.finished), "task")
-        raise JobFailed(f"{redact(folder.url)}: {left} of {tasks:,} without a record; start the job again")
-    reopened(folder.url).finish()
-    terminal.say(f"{redact(folder.url)}/finished.json")
+    if not found.is_done:
+        raise JobFailed(f"{found.line()}. Start the job again: it does what has no record")
+    made = reopened(found.url)
+    if isinstance(made, ReshardJob):
+        made.run()  # no task is left, only the list, and the spill objects to be removed
+    else:
+        made.finish()
+    terminal.say(f"{redact(found.url)}/finished.json")
 
 
 @command.command("retry")
@@ -145,9 +133,10 @@ def _folder_of(out: str) -> str:
 
 
 def _jobs(out: str) -> Iterator[str]:
-    """Yield the folders of the jobs below ``out``, or the one that it is."""
+    """Yield the folders of the jobs below ``out``, or the one that it is, or is a phase of."""
     if "_wds/" in out:
-        yield out.rstrip("/")
+        whole = resharded(JobFolder(out))
+        yield out.rstrip("/") if whole is None else whole.url
         return
     try:
         found = [entry.url for entry in folder_entries(f"{_folder_of(out)}_wds/") if entry.url.endswith("/")]
@@ -169,7 +158,91 @@ def _one(out: str, job: str | None) -> str:
     return jobs[0]
 
 
-def _line(folder: JobFolder, contents: FolderContents, tasks: int) -> str:
-    state = f"{len(contents.finished):,} of {counted(tasks, 'task')} finished"
-    state += f", {len(contents.failed):,} failed" if contents.failed else ""
-    return f"{redact(folder.url)}: {state}{', complete' if contents.complete else ''}"
+@dataclass(frozen=True)
+class _Phase:
+    """A phase of a job, by its folder; ``title`` is "" for a job of one phase."""
+
+    title: str
+    folder: JobFolder
+    kind: str
+    tasks: int
+    contents: FolderContents
+
+    @classmethod
+    def of(cls, title: str, folder: JobFolder) -> Self:
+        document = folder.document()
+        return cls(title, folder, str(document["work"].get("kind")), int(document["tasks"]), folder.contents())
+
+    @property
+    def missing(self) -> list[int]:
+        """Numbers of the tasks that have no record and have not failed."""
+        ended = self.contents.finished | self.contents.failed
+        return [number for number in range(self.tasks) if number not in ended]
+
+    @functools.cached_property
+    def failed(self) -> dict[int, str]:
+        """Errors of failed tasks, by number."""
+        return dict(self.folder.failures(sorted(self.contents.failed)))
+
+    def state(self) -> str:
+        """Return how far the phase is, in words."""
+        text = f"{self.title}{len(self.contents.finished):,} of {counted(self.tasks, 'task')} finished"
+        return f"{text}, {len(self.contents.failed):,} failed" if self.contents.failed else text
+
+    def details(self) -> Iterator[str]:
+        """Yield a line for each failed task, and one for those without a record, with an end."""
+        for number, error in list(self.failed.items())[:_SHOWN]:
+            yield f"{self.title}task {number} failed: {error}"
+        if len(self.failed) > _SHOWN:
+            yield f"and {len(self.failed) - _SHOWN:,} more (--json has all)"
+        if missing := self.missing:
+            more = f" and {len(missing) - _SHOWN:,} more" if len(missing) > _SHOWN else ""
+            yield f"{self.title}no record yet: {', '.join(map(str, missing[:_SHOWN]))}{more}"
+
+    def values(self) -> dict[str, Any]:
+        """Return the same for JSON."""
+        failed = {str(number): error for number, error in self.failed.items()}
+        return {"tasks": self.tasks, "finished": len(self.contents.finished), "failed": failed, "missing": self.missing}
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A job as its folders show it: ``phases`` that have begun."""
+
+    url: str
+    phases: tuple[_Phase, ...]
+
+    @classmethod
+    def of(cls, url: str) -> Self:
+        """Return the job with the folder ``url``. ShardNotFound where there is none."""
+        folder = JobFolder(url)
+        if resharded(folder) is None:
+            return cls(url, (_Phase.of("", folder),))
+        names = {SCATTER: "first pass: ", PLAN: "plan: ", "": "second pass: "}
+        folders = {title: JobFolder(f"{url}{suffix}") for suffix, title in names.items()}
+        return cls(url, tuple(_Phase.of(title, one) for title, one in folders.items() if one.contents().begun))
+
+    @property
+    def complete(self) -> bool:
+        """Whether the list of shards is written."""
+        return self.phases[-1].contents.complete
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all tasks, of the last phase too, have a record."""
+        last = self.phases[-1]
+        return last.folder.url == self.url and len(last.contents.finished) == last.tasks
+
+    def line(self) -> str:
+        """Return the state of all phases in one line."""
+        states = "; ".join(phase.state() for phase in self.phases)
+        return f"{redact(self.url)}: {states}{', complete' if self.complete else ''}"
+
+    def values(self) -> dict[str, Any]:
+        """Return the same for JSON; a job in phases has what is of one of them in ``phases``."""
+        values: dict[str, Any] = {"job": redact(self.url), "kind": self.phases[-1].kind, "complete": self.complete}
+        if not self.phases[0].title:
+            return {**values, **self.phases[0].values()}
+        names = (phase.title.rstrip(": ") for phase in self.phases)
+        phases = [{"name": name, **phase.values()} for name, phase in zip(names, self.phases, strict=True)]
+        return {**values, "kind": "reshard", "phases": phases}

@@ -61,7 +61,7 @@ def command(
     Example: wds-async map 's3://in/train-{000..999}.tar' 's3://out/train-{task:06d}-{part:03d}.tar' steps:smaller
     """
     running.find_modules()
-    display = running.ProgressDisplay("map")
+    display = running.ProgressDisplay(job)
     made = map_shards(
         list(shards),
         output,

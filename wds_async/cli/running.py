@@ -21,14 +21,15 @@ from wds_async.config import transfer_config
 from wds_async.distributed.engines import ENGINES
 from wds_async.distributed.jobs import Job
 from wds_async.distributed.progress import JobProgress
+from wds_async.distributed.resharding import ReshardJob
 from wds_async.distributed.tasks import AttemptResult, Input
+from wds_async.errors import JobFailed
 from wds_async.observe.prices import meter_of_job
 from wds_async.redact import redact
 from wds_async.storage.registry import locate
 from wds_async.transfer.traffic import FILES, Traffic, origin_of
 
 __all__ = ["ENGINES", "Estimate", "ProgressDisplay", "engine_options", "find_modules", "run_job", "start_options"]
-
 
 _PLAIN_EVERY_S = 10.0
 
@@ -103,30 +104,89 @@ class Estimate:
     def __str__(self) -> str:
         where = ", ".join(name for name in self.traffic.origins if name != FILES) or "this machine's files"
         size = human(self.bytes) if not self.unknown else f"at least {human(self.bytes)}"
-        size += f" ({self.unknown:,} sizes unknown)" if self.unknown else ""
-        is_priced = not self.unknown and set(self.traffic.origins) - {FILES}
-        cost = f", which costs {meter_of_job().dollars(self.traffic)}" if is_priced else ""
-        return f"{counted(self.shards, 'shard')}, {size}, from {where}{cost}"
+        size += f" ({counted(self.unknown, 'size')} unknown)" if self.unknown else ""
+        return f"{counted(self.shards, 'shard')}, {size}, from {where}{_cost(self.traffic, self.unknown)}"
 
 
-def run_job(job: Job, display: ProgressDisplay, *, writes: str, dry_run: bool, yes: bool, retry: bool = False) -> None:
-    """Say what ``job``, which reports to ``display``, will do, ask on a terminal, run it, and print the summary."""
+def _cost(traffic: Traffic, unknown: int = 0) -> str:
+    """Return what ``traffic`` costs, in words; "" where it costs nothing or ``unknown`` sizes are not in it."""
+    is_priced = not unknown and set(traffic.origins) - {FILES}
+    return f", which costs {meter_of_job().dollars(traffic)}" if is_priced else ""
+
+
+@dataclass(frozen=True)
+class _Outlook:
+    """What a job has left to do: its ``state`` in words, whether that is ``nothing``, how many of the ``tasks`` known
+    now are ``finished``, and ``lines`` of what it reads and writes."""
+
+    state: str
+    nothing: bool
+    tasks: int
+    finished: int
+    lines: tuple[str, ...] = ()
+
+
+def _outlook(job: Job, writes: str, retry: bool) -> _Outlook:
     contents = job.folder.contents()
     numbers = sorted(contents.failed) if retry else [n for n in range(len(job.tasks)) if n not in contents.finished]
+    state = f"{len(numbers):,} of {counted(len(job.tasks), 'task')} to run, {len(contents.finished):,} finished"
     reads = Estimate.of(one for number in numbers for one in job.tasks[number].inputs)
-    say = functools.partial(terminal.say, err=True)
-    todo = f"{counted(len(numbers), 'task')} of {len(job.tasks):,} to run"
-    say(f"{display.name}: {todo}, {len(contents.finished):,} finished")
-    if numbers:
-        say(f"  reads   {reads}")
-        say(f"  writes  {redact(writes)} (not priced)")
-    say(f"  records {redact(job.folder.url)}")
+    lines = (f"reads   {reads}", f"writes  {redact(writes)} (not priced)")
+    return _Outlook(state, not numbers, len(job.tasks), len(contents.finished), lines)
+
+
+def _outlook_of_reshard(job: ReshardJob, writes: str) -> _Outlook:
+    """Return the outlook of two passes: the second reads what the first has written."""
+    status = job.status()
+    if status.complete:
+        return _Outlook("finished before", True, status.tasks, status.finished)
+    tasks, finished = job.first_pass.tasks, job.first_pass.folder.finished()
+    numbers = [number for number in range(len(tasks)) if number not in finished]
+    state = f"first pass: {len(numbers):,} of {counted(len(tasks), 'task')} to run, {len(finished):,} finished"
+    first = Estimate.of(one for number in numbers for one in tasks[number].inputs)
+    again = Estimate.of(
+        Input(f"{job.folder.out}spill", sum(one.size or 0 for one in task.inputs) or None) for task in tasks
+    )
+    spilled = f"spill objects of {'' if again.unknown else 'about '}{human(again.bytes)}"
+    lines = [f"reads   {first}"] if numbers else []
+    lines += [
+        f"        then {spilled} that it writes below {redact(job.folder.url)}/spill/, until the end"
+        f"{_cost(again.traffic, again.unknown)}",
+        f"writes  {redact(writes)} (not priced)",
+    ]
+    return _Outlook(state, False, len(tasks), len(finished), tuple(lines))
+
+
+def run_job(
+    job: Job | ReshardJob,
+    display: ProgressDisplay,
+    *,
+    writes: str,
+    dry_run: bool,
+    yes: bool,
+    retry: bool = False,
+) -> None:
+    """Say what ``job``, which reports to ``display``, will do, ask on a terminal, run it, and print the summary."""
+    outlook = _outlook_of_reshard(job, writes) if isinstance(job, ReshardJob) else _outlook(job, writes, retry)
+    terminal.say(f"{display.name}: {outlook.state}", err=True)
+    for line in () if outlook.nothing else outlook.lines:
+        terminal.say(f"  {line}", err=True)
+    terminal.say(f"  records {redact(job.folder.url)}", err=True)
     if dry_run:
         return
-    if numbers and not yes and _is_interactive():
+    if not (outlook.nothing or yes) and _is_interactive():
         click.confirm("Start?", default=True, abort=True, err=True)
-    with display:
-        summary = job.retry() if retry else job.run()
+    display.expect(outlook.tasks, outlook.finished)
+    try:
+        with display:
+            summary = job.retry() if retry else job.run()
+    except KeyboardInterrupt:
+        terminal.say(f"stopped, with {display.finished()}; the same command goes on from there", err=True)
+        raise
+    except JobFailed:
+        if display.last is not None:
+            terminal.say(str(display.last))
+        raise
     terminal.say(str(summary))
 
 
@@ -144,7 +204,7 @@ class ProgressDisplay:
         self._is_terminal = sys.stderr.isatty()
         self._bar = Progress(
             SpinnerColumn(),
-            TextColumn(name),
+            TextColumn("{task.description}"),
             BarColumn(bar_width=28),
             MofNCompleteColumn(),
             TextColumn("tasks  {task.fields[figures]}"),
@@ -153,7 +213,9 @@ class ProgressDisplay:
             transient=True,
             disable=not self._is_terminal,
         )
-        self._task = self._bar.add_task("", total=None, figures="")
+        self._task = self._bar.add_task(name, total=None, figures="")
+        self.last: JobProgress | None = None
+        """The latest that was shown."""
         self._repeats = terminal.Repeats()
         self._next_line = time.monotonic() + _PLAIN_EVERY_S
 
@@ -164,17 +226,26 @@ class ProgressDisplay:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
+    def expect(self, tasks: int, finished: int) -> None:
+        """Show how many tasks there are, before the first one has ended."""
+        self._bar.update(self._task, total=tasks, completed=finished)
+
     def __call__(self, progress: JobProgress) -> None:
-        """Show where the job is."""
-        ended = progress.before + progress.done
+        """Show where the job is, or the phase of it that runs."""
+        self.last = progress
+        name, ended = _phase(self.name, progress), progress.before + progress.done
         figures = self.figures(progress)
-        self._bar.update(self._task, total=progress.tasks, completed=ended, figures=figures)
+        self._bar.update(self._task, description=name, total=progress.tasks, completed=ended, figures=figures)
         if (last := progress.ended) is not None and last.error:
-            self._show(last)
+            self._show(last, is_final=last.task in dict(progress.failures))
         if not self._is_terminal and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _PLAIN_EVERY_S
-            line = f"{self.name}: {ended:,} of {progress.tasks:,} tasks, {figures}"
-            terminal.say(line, err=True)
+            terminal.say(f"{name}: {ended:,} of {progress.tasks:,} tasks, {figures}", err=True)
+
+    def finished(self) -> str:
+        """Return how many tasks have a record, in words."""
+        task = self._bar.tasks[0]
+        return f"{task.completed:,.0f} of {counted(int(task.total or 0), 'task')} of {task.description} finished"
 
     @staticmethod
     def figures(progress: JobProgress) -> str:
@@ -185,12 +256,17 @@ class ProgressDisplay:
         parts += [f"{progress.failed:,} failed"] if progress.failures else []
         return ", ".join(parts)
 
-    def _show(self, attempt: AttemptResult) -> None:
+    def _show(self, attempt: AttemptResult, *, is_final: bool) -> None:
         """Show an error that the task is run again for. (That of a task that fails is logged, and told at the end.)"""
         text = f"task {attempt.task}: {attempt.error}; it is run again"
-        if attempt.permanent or self._repeats.seen(attempt.error, f"task {attempt.task}"):
+        if is_final or self._repeats.seen(attempt.error, f"task {attempt.task}"):
             return
         if self._is_terminal:
             self._bar.console.print(Text(terminal.line(text), style="yellow"))
         else:
             terminal.say(text, err=True)
+
+
+def _phase(name: str, progress: JobProgress) -> str:
+    """Return the name of the job that reports: a job in phases has one for each."""
+    return progress.job.rpartition("_wds/")[2] or name

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from wds_async.distributed.progress import JobStatus as JobStatus
     from wds_async.distributed.progress import JobSummary as JobSummary
     from wds_async.distributed.reopening import reopened as reopened
+    from wds_async.distributed.resharding import ReshardJob as ReshardJob
+    from wds_async.distributed.resharding import reshard as reshard
 
 _HOMES = {
     "engines.dask": "DaskEngine",
@@ -36,6 +38,7 @@ _HOMES = {
     "mapping": "map_shards",
     "progress": "JobProgress JobStatus JobSummary",
     "reopening": "reopened",
+    "resharding": "ReshardJob reshard",
 }
 _MODULES = {name: module for module, names in _HOMES.items() for name in names.split()}
 _ROOMS = ("raydata",)

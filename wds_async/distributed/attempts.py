@@ -7,17 +7,23 @@ import os
 import socket
 import time
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from wds_async import config, world
 from wds_async.distributed.folder import JobFolder
 from wds_async.distributed.tasks import AttemptResult, Task, Work
 from wds_async.errors import ConfigError, CostLimitReached, MissingExtra, ObjectChanged, UnsafeContent, UrlError
+from wds_async.observe.ledger import Ledger, Ledgers
 from wds_async.redact import redact
 from wds_async.transfer.traffic import Traffic
 
-__all__ = ["Attempt", "add_traffic", "error_text", "one_line"]
+__all__ = ["Attempt", "add_traffic", "error_text", "one_line", "skipped_entries"]
 
+_KEPT = 1000
+"""Entries of the ledger that a record names."""
+_LEDGER = ("stage", "reason", "shard", "offset", "bytes", "samples", "key", "field", "rest")
 _PERMANENT = (ConfigError, UrlError, MissingExtra, UnsafeContent, ObjectChanged, CostLimitReached)
 _MOST_CHARACTERS = 2000
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -38,6 +44,16 @@ def add_traffic(traffic: Traffic | None) -> None:
     usage = _usage.get()
     if usage is not None and traffic is not None:
         usage.traffic.merge(traffic)
+
+
+def skipped_entries(ledger: Ledger | Ledgers) -> tuple[tuple[Mapping[str, Any], ...], dict[str, Any]]:
+    """Return the first 1,000 entries of ``ledger`` for a record, without what differs between two runs; and for its
+    ``more`` how many there are, where there are more."""
+    skipped = [
+        {name: value for name in _LEDGER if (value := getattr(entry, name)) not in (None, False)}
+        for entry in ledger.entries()
+    ]
+    return tuple(skipped[:_KEPT]), {"skipped": len(skipped)} if len(skipped) > _KEPT else {}
 
 
 @dataclass(frozen=True)

@@ -7,23 +7,22 @@ Nothing else says what is finished.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from wds_async.distributed.tasks import Input, Record, record_bytes, record_of
 from wds_async.errors import ConfigError, JobChanged, JobFailed, ShardNotFound, UrlError
 from wds_async.redact import redact
+from wds_async.shardlists.jobs import entries_of
 from wds_async.storage.listing.expand import folder_entries
 from wds_async.storage.options import StorageOptions
+from wds_async.storage.removal import remove
 from wds_async.storage.sink import publish, publish_new
 from wds_async.tar.index import shard_list
 from wds_async.transfer.reader import open_shards
-from wds_async.urls import local_path
 
 __all__ = ["FolderContents", "JobFolder", "job_url", "output_folder", "read_objects"]
 
@@ -201,11 +200,7 @@ class JobFolder:
                     f"{self._name(record.task)}: the record of another job ({record.id}, not {wanted}): another runner"
                     " was at work here. Run this job again with overwrite=True"
                 )
-            for one in record.outputs:
-                if one.samples is not None:
-                    url = one.url if "://" in one.url or one.url.startswith("/") else f"../../{one.url}"
-                    shard = {"url": url, "nsamples": one.samples, "filesize": one.bytes, "crc32c": one.crc32c}
-                    shards.append(shard)
+            shards += entries_of(map(asdict, record.outputs))
         name = self.url.rpartition("/")[2]
         return publish_new(f"{self.url}/finished.json", shard_list(shards, name).encode("ascii"), self.options)
 
@@ -259,13 +254,3 @@ def _differences(there: Any, here: Any, path: str = "") -> Iterator[str]:
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-
-
-def remove(urls: Iterable[str], options: StorageOptions) -> None:
-    """Remove local files. ConfigError for others."""
-    for url in urls:
-        path = local_path(url)
-        if path is None:
-            raise ConfigError(f"{redact(url)}: overwrite=True removes local files only; give the job another name")
-        with contextlib.suppress(FileNotFoundError):
-            os.remove(path)

@@ -27,7 +27,7 @@ __all__ = ["KINDS", "IndexJob", "IndexWork", "index"]
 
 KINDS = ("json", *places.KINDS)
 _MOST_IN_TASK = 64
-_TASKS = 256
+_TASKS = 64
 _NAMED = 10
 
 

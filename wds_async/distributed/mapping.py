@@ -8,13 +8,13 @@ import itertools
 import os
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from wds_async import handlers, world
 from wds_async.arguments import check_size
 from wds_async.checkpoint.packing import load_global_random, save_global_random, seed_generators
-from wds_async.distributed.attempts import add_traffic
+from wds_async.distributed.attempts import add_traffic, skipped_entries
 from wds_async.distributed.folder import JobFolder, job_url, output_folder
 from wds_async.distributed.functions import function_named, name_of
 from wds_async.distributed.jobs import Job, OnProgress
@@ -23,7 +23,6 @@ from wds_async.distributed.plan import Plan, planned
 from wds_async.distributed.tasks import Record, Task
 from wds_async.errors import ConfigError
 from wds_async.handlers import Handler, reraise_exception
-from wds_async.observe.ledger import Skipped
 from wds_async.pipeline import DataPipeline
 from wds_async.reading.options import on_corrupt_policy
 from wds_async.reading.stage import tarfile_to_samples
@@ -34,10 +33,6 @@ from wds_async.storage.options import StorageOptions
 from wds_async.writer import make_encoder
 
 __all__ = ["MapWork", "map_shards"]
-
-_KEPT = 1000
-"""Entries of the ledger that a record names; ``more`` tells how many there are in all."""
-_LEDGER = ("stage", "reason", "shard", "offset", "bytes", "samples", "key", "field", "rest")
 
 
 @dataclass(frozen=True)
@@ -141,7 +136,7 @@ class MapWork:
                     write(sample)
         finally:
             add_traffic(pipeline.traffic())
-        skipped = [_plain(entry) for entry in pipeline.ledger.entries()]
+        skipped, more = skipped_entries(pipeline.ledger)
         return Record(
             task=task.number,
             id=task.identity(self.describe()),
@@ -152,8 +147,8 @@ class MapWork:
             dropped=counts.dropped,
             bytes_in=sum(one.size or 0 for one in task.inputs) or int(pipeline.statistics().bytes),
             bytes_out=shards.bytes,
-            skipped=tuple(skipped[:_KEPT]),
-            more={"skipped": len(skipped)} if len(skipped) > _KEPT else {},
+            skipped=skipped,
+            more=more,
         )
 
     def _pipeline(self, task: Task, counts: _Counts) -> DataPipeline:
@@ -311,12 +306,6 @@ def _seeded(stage: Any, seed: int) -> Any:
     elif bound.arguments.get("seed") is None:
         bound.arguments["seed"] = seed
     return FilterFunction(stage.f, *bound.args[1:], **bound.kwargs)
-
-
-def _plain(entry: Skipped) -> dict[str, Any]:
-    """Return an entry of the ledger without what differs between two runs."""
-    values = asdict(entry)
-    return {name: values[name] for name in _LEDGER if values[name] not in (None, False)}
 
 
 def _as_json(inputs: Urls) -> Any:

@@ -8,20 +8,36 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from wds_async.arguments import check_size
-from wds_async.distributed.tasks import Input, Task
+from wds_async.distributed.tasks import Input, Task, identity
 from wds_async.errors import ConfigError
-from wds_async.storage.listing.expand import Urls, matches
+from wds_async.storage.listing.expand import Urls, listed_by_folder, matches
 from wds_async.storage.options import StorageOptions
+from wds_async.transfer.probe import probe
 
 __all__ = ["Plan", "hash_of_ids", "ids_of", "planned"]
 
 
 def planned(urls: Urls, options: Mapping[str, Any] | StorageOptions | None = None) -> list[Input]:
-    """Return the shards that ``urls`` names (braces, wildcards, folders), in order, with sizes and versions where their
-    stores tell them. Raise UrlError for what cannot be listed or matches nothing, and StorageError where a store
-    refuses or fails."""
-    entries = matches(urls, StorageOptions(options))
-    return [Input(entry.url, entry.size, getattr(entry, "version", "")) for entry in entries]
+    """Return every shard that ``urls`` names (braces, patterns, folders: see `storage.listing.expand`), in order, with
+    its size and its version in the form in which a reader compares it.
+
+    Patterns are listed anyway. Shards that are named one by one are looked up by one listing of each folder, where
+    the store's listings tell versions and the folder is not much larger than what is asked for; all others are asked
+    for one by one, many at once. Size and version are unknown (None, "") for what can only be read in order: commands
+    and the program's openers. Raise UrlError where nothing matches, and the error of the first shard that is missing
+    or cannot be read.
+    """
+    options = StorageOptions(options)
+    named = matches(urls, options)
+    entries = {entry.url: entry for entry in named}
+    entries |= listed_by_folder([entry.url for entry in named if not entry.version], options)
+    inputs = {url: Input(url, entry.size, entry.version) for url, entry in entries.items()}
+    for probed in probe([url for url, one in inputs.items() if not one.version], options):
+        if probed.error is not None:
+            raise probed.error
+        if probed.checked:
+            inputs[probed.url] = Input(probed.url, probed.size, probed.version)
+    return [inputs[entry.url] for entry in named]
 
 
 class Plan(Sequence[Task]):
@@ -61,7 +77,8 @@ class Plan(Sequence[Task]):
 
 def ids_of(tasks: Sequence[Task], work: Mapping[str, Any]) -> Iterator[str]:
     """Yield the ids of ``tasks`` of the described ``work``, in order."""
-    return (task.identity(work) for task in tasks)
+    described = identity(dict(work))
+    return (task.identity(described) for task in tasks)
 
 
 def hash_of_ids(ids: Iterable[str]) -> str:

@@ -61,7 +61,7 @@ class JobSummary:
         parts += [f"{self.retried + self.lost:,} attempts repeated"] if self.retried + self.lost else []
         out = f"{self.samples_in:,} samples in, {self.samples_out:,} out, {self.dropped:,} dropped"
         out += f", {self.skipped:,} passed over" if self.skipped else ""
-        size = f"{self.bytes_in / 1e9:,.2f} GB in, {self.bytes_out / 1e9:,.2f} GB out in {self.seconds:,.1f} s"
+        size = f"{_size(self.bytes_in)} in, {_size(self.bytes_out)} out in {self.seconds:,.1f} s"
         cost = f"{self.requests:,} requests, {self.dollars}"
         return f"{redact(self.job)}: {', '.join(parts)}; {out}; {size}; {cost}"
 
@@ -151,3 +151,7 @@ class Tally:
     def progress(self, pending: int, running: int, ended: AttemptResult | None) -> JobProgress:
         """Return the same while the job runs."""
         return JobProgress(**self._values(), pending=pending, running=running, ended=ended)  # type: ignore[arg-type]
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"

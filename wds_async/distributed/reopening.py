@@ -10,12 +10,13 @@ from wds_async.distributed.indexing import IndexJob, IndexWork
 from wds_async.distributed.jobs import Job, OnProgress
 from wds_async.distributed.mapping import MapWork
 from wds_async.distributed.plan import Plan, hash_of_ids, ids_of
+from wds_async.distributed.resharding import PLAN, SCATTER, ReshardJob, reshard_of
 from wds_async.distributed.tasks import Input
 from wds_async.errors import ConfigError
 from wds_async.redact import redact
 from wds_async.storage.options import StorageOptions
 
-__all__ = ["reopened"]
+__all__ = ["reopened", "resharded"]
 
 _KINDS: dict[str, tuple[Any, type[Job]]] = {"map": (MapWork, Job), "index": (IndexWork, IndexJob)}
 
@@ -28,14 +29,17 @@ def reopened(
     on_progress: OnProgress | None = None,
     storage_options: Mapping[str, Any] | None = None,
     **how: Any,
-) -> Job:
-    """Return the job whose folder is ``url``. ``how``: options of the engine.
+) -> Job | ReshardJob:
+    """Return the job whose folder is ``url``: that of `map_shards`, `index`, or any phase of `reshard`. ``how``:
+    options of the engine.
 
-    ConfigError for a job of another kind than map and index, and where the folder alone does not tell what the job is:
-    then it is started again as it was at first, which does what is missing.
+    ConfigError for a job of another kind, and where the folder alone does not tell what the job is: then it is started
+    again as it was at first, which does what is missing.
     """
     options = StorageOptions(storage_options)
     folder = JobFolder(url, options)
+    if (whole := resharded(folder)) is not None:
+        return reshard_of(whole, engine=engine, options=how, attempts=attempts, on_progress=on_progress)
     document = folder.document()
     described = document.get("work", {})
     if (kind := described.get("kind")) not in _KINDS:
@@ -56,6 +60,15 @@ def reopened(
         attempts=attempts,
         on_progress=on_progress,
     )
+
+
+def resharded(folder: JobFolder) -> JobFolder | None:
+    """Return the folder of the job of `reshard` that ``folder`` is, or is a phase of; None for other jobs."""
+    url = folder.url.removesuffix(SCATTER).removesuffix(PLAN)
+    first = JobFolder(f"{url}{SCATTER}", folder.options)
+    if not first.contents().begun or first.document()["work"].get("kind") != "scatter":
+        return None
+    return JobFolder(url, folder.options)
 
 
 def _plan(folder: JobFolder, inputs: list[Input], document: Mapping[str, Any], described: dict[str, Any]) -> Plan:

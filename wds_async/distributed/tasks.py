@@ -47,11 +47,12 @@ class Task:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """JSON: what its work needs beside the inputs (the section that a reducer reads)."""
 
-    def identity(self, work: Mapping[str, Any]) -> str:
-        """Return the task's id: a hash of its number, its inputs, its parameters and the described work. Secrets in
-        URLs do not count: a URL that is signed anew means the same shard."""
-        inputs = [{"url": redact(one.url), "size": one.size, "version": one.version} for one in self.inputs]
-        return identity(self.number, inputs, dict(self.parameters), dict(work))
+    def identity(self, work: Mapping[str, Any] | str) -> str:
+        """Return the task's id: a hash of its number, its inputs, its parameters and the described work, or of what
+        `identity` gives for that. Secrets in URLs do not count: a URL that is signed anew means the same shard."""
+        described = work if isinstance(work, str) else identity(dict(work))
+        inputs = [[redact(one.url), one.size, one.version] for one in self.inputs]
+        return identity(self.number, inputs, dict(self.parameters), described)
 
 
 def identity(*parts: Any) -> str:

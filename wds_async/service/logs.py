@@ -91,8 +91,11 @@ class _WithoutSecrets(logging.Formatter):
         return [redact(line) for line in self.formatException(record.exc_info).splitlines()]
 
     def extra(self, record: logging.LogRecord) -> dict[str, Any]:
-        """Return the fields that came by ``extra``."""
-        return {key: field for key, field in vars(record).items() if key not in _OF_EVERY_RECORD}
+        """Return the fields that came by ``extra``. Libraries that replace the factory of records, as Ray does, add
+        names with an underscore to all of them."""
+        return {
+            key: field for key, field in vars(record).items() if key not in _OF_EVERY_RECORD and not key.startswith("_")
+        }
 
 
 class HumanLines(_WithoutSecrets):

@@ -7,16 +7,17 @@ import json
 import logging
 import os
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from wds_async.config import transfer_config
 from wds_async.errors import ConfigError, UnsafeContent, WdsError
 from wds_async.redact import redact
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.urls import local_path, scheme
 
-__all__ = ["MAX_BYTES", "Document", "ValuePath", "read"]
+__all__ = ["MAX_BYTES", "Document", "ValuePath", "read", "read_all"]
 
 logger = logging.getLogger("wds_async")
 
@@ -94,25 +95,41 @@ class Document:
         return f", line {mark.line + 1}, column {mark.column + 1}"
 
 
-def read(url: str, options: StorageOptions = NOTHING_GIVEN) -> Document:
+def read(url: str, options: StorageOptions = NOTHING_GIVEN, *, may_be_missing: bool = False) -> Document:
     """Return the YAML or JSON document at ``url`` or in the file of that name, read by the engine.
+    ``may_be_missing``: its absence is believed at once, and not a fault that may pass.
 
     Raises ConfigError, with line and column, for what is none, and a StorageError where it cannot be read.
     """
-    from wds_async.storage.registry import locate  # noqa: PLC0415 (the engine)
+    return next(read_all([url], options, may_be_missing=may_be_missing))
+
+
+def read_all(
+    urls: Iterable[str], options: StorageOptions = NOTHING_GIVEN, *, may_be_missing: bool = False
+) -> Iterator[Document]:
+    """Yield the documents at ``urls``, in order, as `read` does; many are read at once."""
     from wds_async.transfer.reader import open_shards  # noqa: PLC0415 (the engine)
 
-    pieces, size = [], 0
-    with open_shards([url], options=options) as opened:
+    config = transfer_config()
+    with open_shards(urls, config=config.taking_refusals() if may_be_missing else config, options=options) as opened:
         for stream in opened:
+            pieces, size = [], 0
             while (piece := stream.read()) is not None:
                 size += len(piece)
                 if size > MAX_BYTES:
-                    raise ConfigError(f"{redact(url)}: a document of more than {MAX_BYTES >> 20} MiB is not read")
+                    raise ConfigError(
+                        f"{redact(stream.url)}: a document of more than {MAX_BYTES >> 20} MiB is not read"
+                    )
                 pieces.append(bytes(piece))
+            yield _document(stream.url, b"".join(pieces), options)
+
+
+def _document(url: str, data: bytes, options: StorageOptions) -> Document:
+    from wds_async.storage.registry import locate  # noqa: PLC0415 (the engine)
+
     name = redact(url)
     try:
-        text = b"".join(pieces).decode("utf-8-sig")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as exn:
         raise ConfigError(f"{name}: not UTF-8 text (byte {exn.start})") from exn
     local = local_path(url) if scheme(url) in ("", "file") else None

@@ -79,7 +79,20 @@ def single_node_only(src: Iterable[Any], group: Any = None) -> Iterator[Any]:
 
 
 class Expanded(list[str]):
-    """URLs that are not expanded again: what a pattern matched may hold braces."""
+    """URLs that are not expanded again: what a pattern matched may hold braces. ``checksums`` are the CRC-32C that are
+    stated of shards, eight hexadecimal digits by URL."""
+
+    def __init__(self, urls: Iterable[str] = (), checksums: Mapping[str, str] | None = None) -> None:
+        super().__init__(urls)
+        self.checksums: Mapping[str, str] = checksums or {}
+
+
+def _checksums_of(urls: Any) -> Mapping[str, str]:
+    return urls.checksums if isinstance(urls, Expanded) else {}
+
+
+def _shard(url: str, checksums: Mapping[str, str]) -> dict[str, Any]:
+    return {"url": url, "crc32c": checksums[url]} if url in checksums else {"url": url}
 
 
 def expand_urls(urls: Any, *, storage_options: StorageOptionsLike = None) -> list[str]:
@@ -138,7 +151,7 @@ class SimpleShardList(world.TorchDataset):
         sizes: Mapping[str, int] | None = None,
         storage_options: StorageOptionsLike = None,
     ) -> None:
-        self.urls = expand_source(urls, storage_options=storage_options)
+        self.urls, self.checksums = expand_source(urls, storage_options=storage_options), _checksums_of(urls)
         _prepare(self.urls)
         self.seed = time.time() if seed is True else seed
         self.counts: Mapping[str, int] = counts or {}
@@ -151,7 +164,7 @@ class SimpleShardList(world.TorchDataset):
         order = self.urls.copy()
         if self.seed is not None:
             random.Random(self.seed).shuffle(order)
-        return ({"url": url} for url in order)
+        return (_shard(url, self.checksums) for url in order)
 
 
 class ResampledShards(world.CountsEpochs, world.TorchDataset):
@@ -181,7 +194,7 @@ class ResampledShards(world.CountsEpochs, world.TorchDataset):
     ) -> None:
         most = sys.maxsize if max_urls is None else check_size("ResampledShards", "max_urls", max_urls, at_least=1)
         self.nshards = check_size("ResampledShards", "nshards", nshards)
-        self.urls = expand_source(urls, most, storage_options=storage_options)
+        self.urls, self.checksums = expand_source(urls, most, storage_options=storage_options), _checksums_of(urls)
         _prepare(self.urls)
         self.seed = seed
         self.worker_seed = world.worker_seed if worker_seed is None else worker_seed
@@ -200,7 +213,7 @@ class ResampledShards(world.CountsEpochs, world.TorchDataset):
         if config.settings().show_seed:
             logger.warning("ResampledShards seed %d", seed)
         rng, last = (state or RandomState()).begin(random.Random(seed)), len(self.urls) - 1
-        return ({"url": self.urls[rng.randint(0, last)]} for _ in range(self.nshards))
+        return (_shard(self.urls[rng.randint(0, last)], self.checksums) for _ in range(self.nshards))
 
 
 ResampledShardList = ResampledShards
@@ -219,6 +232,7 @@ class MultiShardSample(world.CountsEpochs, world.TorchDataset):
         self, fname: str | os.PathLike[str] | Mapping[str, Any] | Spec, seed: int | world.DrawnSeed = 0
     ) -> None:
         self.sources: tuple[SpecSource, ...] = load(fname).sources
+        self.checksums = {url: crc32c for source in self.sources for url, crc32c in source.checksums.items()}
         self.seed = seed
         self._epoch = world.SharedEpoch()
 
@@ -247,7 +261,7 @@ class MultiShardSample(world.CountsEpochs, world.TorchDataset):
         return chosen
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return ({"url": url} for url in self.get_shards_for_epoch())
+        return (_shard(url, self.checksums) for url in self.get_shards_for_epoch())
 
 
 def shardspec(spec: Any) -> MultiShardSample | SimpleShardList:

@@ -129,12 +129,12 @@ def _own(source: SpecSource) -> dict[str, Any]:
 
 def _shards(source: SpecSource, resampled: bool, seed: int | world.DrawnSeed) -> Any:
     if resampled:  # drawn by the pipeline itself
-        return Expanded(source.urls)
+        return Expanded(source.urls, source.checksums)
     if not (source.resample or source.choose):
-        return SimpleShardList(Expanded(source.urls), counts=source.counts, sizes=source.sizes)
+        return SimpleShardList(Expanded(source.urls, source.checksums), counts=source.counts, sizes=source.sizes)
     chosen: ResampledShards | MultiShardSample
     if source.resample is True:
-        chosen = ResampledShards(Expanded(source.urls), seed=seed, deterministic=True)
+        chosen = ResampledShards(Expanded(source.urls, source.checksums), seed=seed, deterministic=True)
     else:
         chosen = MultiShardSample(Spec((source,)), seed=seed)
     chosen.set_epoch(config.settings().epoch or 0)

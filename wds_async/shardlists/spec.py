@@ -11,7 +11,8 @@
       - shards: [b-0.tar, b-1.tar]
 
 Formats: the ``dataset:`` list of WebDataset's older README; the ``datasets:`` of its ``MultiShardSample`` (``prefix``,
-``buckets``, ``resample``, ``choose``); its JSON shard lists (``wids_version`` 1), and plain lists of shards.
+``buckets``, ``resample``, ``choose``); its JSON shard lists (``wids_version`` 1, with ``crc32c`` beside ``nsamples``),
+plain lists of shards, and the folder of a job (see `jobs`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from wds_async import environment
 from wds_async.errors import ConfigError, UnsafeContent, UrlError, WdsError
 from wds_async.redact import redact
 from wds_async.shardlists.document import Document, ValuePath, read
+from wds_async.shardlists.jobs import is_job_folder, read_job
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.urls import expand_urls, merge_url, scheme
 
@@ -54,7 +56,7 @@ class SpecSource:
     ``fields``: the fields that its samples keep beside ``__…__``; None keeps all.
     ``metadata``: its other keys.
     ``nsamples``: samples of all its shards, where that is stated; ``counts``: those of single shards, by URL;
-        ``sizes``: their bytes, likewise.
+        ``sizes``: their bytes, likewise, and ``checksums`` their CRC-32C, as eight hexadecimal digits.
     ``resample``: True draws its shards with replacement and without end; a number draws so many each epoch.
     ``choose``: so many of its shards each epoch, without replacement; 0 for all.
     ``storage_options``: those of its stores' clients, over what the dataset was given.
@@ -70,6 +72,7 @@ class SpecSource:
     choose: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
     sizes: Mapping[str, int] = field(default_factory=dict)
+    checksums: Mapping[str, str] = field(default_factory=dict)
     storage_options: StorageOptions = NOTHING_GIVEN
 
 
@@ -100,7 +103,8 @@ def is_function(urls: Any) -> bool:
 
 
 def is_specification(urls: Any) -> bool:
-    """Return True for a dict, a path or URL that ends in ``.yaml``, ``.yml`` or ``.json``, or a function's name."""
+    """Return True for a dict, a path or URL that ends in ``.yaml``, ``.yml`` or ``.json``, a job's folder
+    (``…/_wds/JOB``), or a function's name."""
     if isinstance(urls, (dict, Spec)) or is_function(urls):
         return True
     name = os.fspath(urls) if isinstance(urls, (str, os.PathLike)) else None
@@ -108,7 +112,7 @@ def is_specification(urls: Any) -> bool:
         return False
     if scheme(name) in ("http", "https"):
         name = re.split(r"[?#]", name, maxsplit=1)[0]
-    return _SUFFIX.search(name) is not None
+    return _SUFFIX.search(name) is not None or is_job_folder(name)
 
 
 def call(name: str) -> Any:
@@ -153,7 +157,8 @@ def load(
         raise ConfigError(f"{urls} is a function, not a list of sources: spec.call runs it")
     if isinstance(urls, Mapping):
         return _spec(Document("the specification", dict(urls), options=storage_options))
-    return _spec(read(os.fspath(urls), storage_options))
+    name = os.fspath(urls)
+    return _spec(read_job(name, storage_options) if is_job_folder(name) else read(name, storage_options))
 
 
 @dataclass(frozen=True)
@@ -291,7 +296,8 @@ def _source(value: _Value, shards: _Value, names: _Names, index: int) -> SpecSou
     if "storage_options" in data:
         document = replace(value.document, options=_options(value.get("storage_options")))
         shards = replace(shards, document=document)
-    urls, total, counts, sizes = _shards(shards, names, bucket)
+    listed = _shards(shards, names, bucket)
+    urls = listed.urls
     drawn, chosen = value.get("resample"), value.get("choose")
     resample = drawn.data if isinstance(drawn.data, bool) else max(0, drawn.count(least=-1) or 0) or False
     choose = max(0, chosen.count(least=-1) or 0)
@@ -309,15 +315,16 @@ def _source(value: _Value, shards: _Value, names: _Names, index: int) -> SpecSou
         default = redact(shards.data)
     return SpecSource(
         name=value.get("name", default).text(),
-        urls=tuple(urls),
+        urls=tuple(listed.urls),
         weight=weight,
         fields=_fields(value.get("extensions")),
         metadata={k: v for k, v in data.items() if k not in _SOURCE_KEYS},
-        nsamples=total if stated is None else stated,
+        nsamples=listed.total if stated is None else stated,
         resample=resample,
         choose=choose,
-        counts=counts,
-        sizes=sizes,
+        counts=listed.counts,
+        sizes=listed.sizes,
+        checksums=listed.checksums,
         storage_options=shards.document.options,
     )
 
@@ -335,30 +342,49 @@ def _options(value: _Value) -> StorageOptions:
         raise value.error(str(exn)) from exn
 
 
-def _shards(value: _Value, names: _Names, bucket: str) -> tuple[list[str], int | None, dict[str, int], dict[str, int]]:
-    """Return the URLs, the samples in all where every entry has its count, and counts and sizes of single shards."""
+@dataclass
+class _Listed:
+    """The shards of one source: ``total`` are the samples of all, None where an entry does not state its own."""
+
+    urls: list[str] = field(default_factory=list)
+    total: int | None = 0
+    counts: dict[str, int] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    checksums: dict[str, str] = field(default_factory=dict)
+
+
+def _shards(value: _Value, names: _Names, bucket: str) -> _Listed:
+    """Return the shards in ``value``, with what its entries state of single shards."""
     entries = [value.get(i) for i in range(len(value.data))] if isinstance(value.data, list) else [value]
     if not entries:
         raise value.error("an empty list of shards: name at least one")
-    urls: list[str] = []
-    total: int | None = 0
-    counts: dict[str, int] = {}
-    sizes: dict[str, int] = {}
+    listed = _Listed()
     for entry in entries:
-        count = size = None
+        count = size = crc32c = None
         if isinstance(entry.data, Mapping):
             if "url" not in entry.data:
                 raise entry.error(f"a shard without `url` ({', '.join(map(str, entry.data))})")
-            count, size = entry.get("nsamples").count(), entry.data.get("filesize")
+            count, size, crc32c = entry.get("nsamples").count(), entry.data.get("filesize"), _crc32c(entry)
             entry = entry.get("url")  # noqa: PLW2901 (the URL of the entry)
-        expanded = _urls(entry, names, bucket)
-        urls += expanded
-        total = None if total is None or count is None else total + count
-        if count is not None and len(expanded) == 1:
-            counts[expanded[0]] = count
-        if type(size) is int and size > 0 and len(expanded) == 1:
-            sizes[expanded[0]] = size
-    return urls, total, counts, sizes
+        urls = _urls(entry, names, bucket)
+        listed.urls += urls
+        listed.total = None if listed.total is None or count is None else listed.total + count
+        if len(urls) != 1:
+            continue
+        if count is not None:
+            listed.counts[urls[0]] = count
+        if type(size) is int and size > 0:
+            listed.sizes[urls[0]] = size
+        if crc32c is not None:
+            listed.checksums[urls[0]] = crc32c
+    return listed
+
+
+def _crc32c(entry: _Value) -> str | None:
+    text = entry.data.get("crc32c")
+    if text is not None and not (isinstance(text, str) and re.fullmatch("[0-9a-fA-F]{8}", text)):
+        raise entry.get("crc32c").error(f"{text!r:.60} is no CRC-32C: write eight hexadecimal digits, as text")
+    return text
 
 
 def _urls(value: _Value, names: _Names, bucket: str) -> list[str]:

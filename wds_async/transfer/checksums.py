@@ -106,11 +106,12 @@ def usable(checksum: Checksum | None) -> bool:
 
 
 class Comparison:
-    """Comparison of one shard's bytes with one checksum: that of ``expect(state)`` at the first piece, when the first
-    answer has come; None compares nothing."""
+    """Comparison of one shard's bytes with one checksum: the ``stated`` one, else that of ``expect(state)``, called at
+    the first piece, when the first answer has come; None compares nothing."""
 
-    def __init__(self, expect: Callable[[ShardState], Checksum | None]) -> None:
+    def __init__(self, expect: Callable[[ShardState], Checksum | None], stated: Checksum | None = None) -> None:
         self.expected: Checksum | None = None
+        self._stated = stated
         self._expect: Callable[[ShardState], Checksum | None] | None = expect
         self._digest: Digest | None = None
         self._computed = b""
@@ -129,14 +130,15 @@ class Comparison:
         last store counts: a shard may have been read on at another one."""
         if self._expect is not None:
             self._begin(state)
-        latest, first = state.checksum, self.expected
-        if self._digest is None or first is None:
+        latest, expected = state.checksum, self.expected
+        if self._digest is None or expected is None:
             return None
-        self.expected = latest if latest is not None and latest.algorithm == first.algorithm else first
-        if not self.expected.digest:
+        if self._stated is None and latest is not None and latest.algorithm == expected.algorithm:
+            self.expected = expected = latest
+        if not expected.digest:
             return None
         self._computed = self._digest.digest()
-        return self._computed == self.expected.digest
+        return self._computed == expected.digest
 
     def error(self, url: str, *, readings: int = 0) -> ChecksumMismatch:
         """Return the error of a shard that did not match, after ``readings`` if it was held."""
@@ -164,7 +166,7 @@ class Comparison:
     def _begin(self, state: ShardState) -> None:
         expect, self._expect = self._expect, None
         assert expect is not None
-        checksum = expect(state)
+        checksum = self._stated or expect(state)
         if checksum is not None and usable(checksum):
             self.expected, self._digest = checksum, digest_of(checksum.algorithm)
 
@@ -232,7 +234,7 @@ class HeldShard:
 
     def __init__(self, stream: VerifiableShard, receive: Receive, verifier: Verifier) -> None:
         self._stream, self._receive, self._verifier = stream, receive, verifier
-        self.comparison = Comparison(functools.partial(verifier.expected, stream))
+        self.comparison = Comparison(functools.partial(verifier.expected, stream), stream.span.checksum)
         self._next: Receive | None = self._gather
         self._spool: Spool | None = None
 
@@ -287,7 +289,8 @@ class HeldShard:
             logger.warning("%s: %s; it is read again", redact(url), self.comparison.difference)
             former = self.comparison.expected
             self.comparison = Comparison(
-                lambda state, former=former: verifier.expected(self._stream, state) or former  # type: ignore[misc]
+                lambda state, former=former: verifier.expected(self._stream, state) or former,  # type: ignore[misc]
+                self._stream.span.checksum,
             )
             spool.clear()
             try:
@@ -486,9 +489,11 @@ class Verifier:
 
 
 def _comparable(stream: VerifiableShard | BaseException) -> Location | None:
-    """Return the place of a shard whose bytes can be read again; None for a pipe, a FIFO, a shard with an error, and a
-    span."""
-    place = None if isinstance(stream, BaseException) or not stream.span.whole else stream.located
+    """Return the place of a shard whose bytes can be read again; None for a pipe, a FIFO, a shard with an error, a
+    span, and a shard whose checksum is stated."""
+    if isinstance(stream, BaseException) or not stream.span.whole or stream.span.crc32c:
+        return None
+    place = stream.located
     if place is None or isinstance(place, WdsError) or place.spec.in_order:
         return None
     return place if place.path is None or os.path.isfile(place.path) else None

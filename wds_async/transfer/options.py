@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
@@ -10,26 +11,29 @@ from typing import Any, Protocol
 from wds_async.config import TransferConfig
 from wds_async.errors import ConfigError
 from wds_async.redact import redact
-from wds_async.storage.base import CacheEntry, Location
+from wds_async.storage.base import CacheEntry, Checksum, Location
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.transfer.stats import Counters
 
 __all__ = ["CachedShard", "Limit", "ReadOptions", "ShardCache", "Span"]
 
+_CRC32C = re.compile(r"[0-9a-fA-F]{8}")
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
     """Bytes ``[start, stop)`` of a shard's object (``stop`` None: to its end), which must have ``version`` unless that
-    is ""."""
+    is "", and the CRC-32C ``crc32c`` (big-endian) unless that is empty."""
 
     start: int = 0
     stop: int | None = None
     version: str = ""
+    crc32c: bytes = b""
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> Span:
-        """Return what a shard's dict asks for by ``start``, ``stop`` and ``version``. Raise ConfigError unless they are
-        whole numbers with ``0 <= start <= stop`` and a string."""
+        """Return what a shard's dict asks for by ``start``, ``stop``, ``version`` and ``crc32c``. Raise ConfigError
+        unless they are whole numbers with ``0 <= start <= stop``, a string, and eight hexadecimal digits."""
         start, stop, version = info.get("start", 0), info.get("stop"), info.get("version") or ""
         numbers = [start] if stop is None else [start, stop]
         if not (_are_whole(numbers) and start >= 0 and (stop is None or start <= stop) and isinstance(version, str)):
@@ -37,12 +41,22 @@ class Span:
                 f"{redact(str(info['url']))}: start={start!r}, stop={stop!r}, version={version!r}: a span of a shard is"
                 " two numbers of bytes, 0 <= start <= stop (stop None: to the end), and a version is a string"
             )
-        return cls(int(start), None if stop is None else int(stop), version)
+        crc32c = info.get("crc32c")
+        if crc32c is not None and not (isinstance(crc32c, str) and _CRC32C.fullmatch(crc32c)):
+            raise ConfigError(
+                f"{redact(str(info['url']))}: crc32c={crc32c!r:.60}: eight hexadecimal digits are expected"
+            )
+        return cls(int(start), None if stop is None else int(stop), version, bytes.fromhex(crc32c or ""))
 
     @property
     def whole(self) -> bool:
         """True if it is the whole object."""
         return self.start == 0 and self.stop is None
+
+    @property
+    def checksum(self) -> Checksum | None:
+        """The checksum that the whole object must have; None where none is stated."""
+        return Checksum("crc32c", self.crc32c, "its list of shards") if self.crc32c and self.whole else None
 
 
 def _are_whole(numbers: list[Any]) -> bool:

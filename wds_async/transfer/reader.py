@@ -69,7 +69,9 @@ def open_shards(
     are requested and delivered. They end where the object does, if that is before ``stop``; TruncatedShard where it has
     none of them, unless none are wanted. ConfigError in the place of a shard whose span is none. Checksums are those of
     whole objects, so a span is not compared with one, whatever ``verify`` says, and a disk cache keeps no span. With
-    ``version`` (of `ShardStream.version`) the object must have that version, or `ObjectChanged` is raised.
+    ``version`` (of `ShardStream.version`) the object must have that version, or `ObjectChanged` is raised. With
+    ``crc32c`` (eight hexadecimal digits) its bytes are compared with that and no other checksum, unless ``verify`` is
+    "never"; a span is not.
 
     Nothing is started before the first shard is requested. ``config`` and ``stats`` default to new ones; for the rest
     see `ReadOptions`. With ``interleave`` the reader is an `InterleavedReader`.
@@ -341,7 +343,7 @@ class ShardStream:
             self._held = HeldShard(self, self._received, reader._verifier)
             self._comparison = self._held.comparison
         elif reader.config.verify == "auto":
-            self._comparison = Comparison(self._crc32c)
+            self._comparison = Comparison(self._crc32c, span.checksum)
 
     @property
     def start(self) -> int:
@@ -464,6 +466,8 @@ class ShardStream:
             self._reader.counters.add("verified_shards")
         if good is False:
             state.report_bad()
+            if self._cached is not None and self._cached.hit:
+                self._cached.reject()
             return self._comparison.error(self.url)
         return None
 

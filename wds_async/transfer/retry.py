@@ -458,8 +458,9 @@ class RetryController:
 
 def _explain(backend: Backend, exn: Exception, location: Location) -> Fault:
     if isinstance(exn, UnexpectedVersion):
-        advice = "Put the former shard back, or begin without that state."
-        return Fault(Verdict.CHANGED, f"the shard was replaced since the state was saved: {exn}", advice)
+        advice = "Put the former shard back, or begin without that state; give a job another name."
+        reason = f"the shard was replaced since the state was saved or the job was planned: {exn}"
+        return Fault(Verdict.CHANGED, reason, advice)
     if isinstance(exn, ObjectReplaced):
         return Fault(Verdict.CHANGED, f"the object was replaced while it was being read: {exn}", "Read it again.")
     fault = backend.classify(exn, location)

@@ -159,8 +159,9 @@ class TableBuilder:
         self._keys: list[str] = []
         self._urls: list[str] = []
         self._offsets: list[int] = []
-        self._bytes = self._empty_bytes()
+        self._bytes = self._empty_bytes()  # of the rows, without their fields
         self._latest: Column | None = None  # that of the latest member
+        self._copied = 0  # bytes of fields since the last table, and before it of those that are no rows of it
 
     def positions(self, members: Iterable[tuple[str, Any, int]]) -> Iterator[tuple[str, Any, int]]:
         """Append the data of ``members`` to the columns of their fields, and yield them with positions in place of
@@ -181,6 +182,7 @@ class TableBuilder:
                     column.grow(stop)
                 column.memory[start:stop] = data
                 column.filled, column.last, self._latest = stop, start, column
+                self._copied += stop - start
                 yield name, (column.base + start, column.base + stop), offset
         finally:
             data = None  # a view of the engine's memory, which the frames of an error would keep
@@ -201,21 +203,32 @@ class TableBuilder:
     def add(self, sample: RawSample) -> Any | None:
         """Add a sample of `positions` as a row. Return the table of the rows before it, if it does not fit with them,
         else None."""
-        key, url = sample["__key__"], sample.shard
-        size = len(key) + len(url) + _ROW_BYTES + len(self.columns) * _VALUE_BYTES
-        for value in sample.values():
-            if type(value) is tuple:
-                size += value[1] - value[0]
-        table = self.cut(sample) if self._keys and self._bytes + size > self.block_bytes else None
+        key, url, table, columns = sample["__key__"], sample.shard, None, self.columns
+        size = (len(key) if key.isascii() else 4 * len(key)) + len(url) + _ROW_BYTES + len(columns) * _VALUE_BYTES
+        if self._copied + self._bytes + size > self.block_bytes and self._is_full(sample, size):
+            table = self.cut(sample)
         row = len(self._keys)
         for name, value in sample.items():
-            if type(value) is tuple:
-                self.columns[name].append(row, *value)
+            if type(value) is tuple and (column := columns.get(name)) is not None:
+                start, stop = value
+                if start - column.base == column.end and len(column.ends) == row:
+                    column.end += stop - start
+                    column.ends.append(column.end)
+                else:
+                    column.append(row, start, stop)
         self._keys.append(key)
         self._urls.append(url)
         self._offsets.append(sample.offset)
         self._bytes += size
         return table
+
+    def _is_full(self, sample: RawSample, size: float) -> bool:
+        """Return whether ``sample``, with ``size`` bytes besides its fields, does not fit with the rows so far."""
+        if not self._keys:
+            return False
+        fields = sum(value[1] - value[0] for value in sample.values() if type(value) is tuple)
+        rows = sum(column.end for column in self.columns.values())
+        return bool(rows + self._bytes + fields + size > self.block_bytes)
 
     def cut(self, following: Mapping[str, Any] = NO_SAMPLE) -> Any | None:
         """Return the table of the rows so far, and begin another; None where there are no rows. ``following`` is the
@@ -237,6 +250,7 @@ class TableBuilder:
             start = following[name][0] - column.base if name in following else column.filled
             column.begin(min(start, column.last) if column is self._latest else start)
         self._keys, self._urls, self._offsets, self._bytes = [], [], [], self._empty_bytes()
+        self._copied = sum(column.filled for column in self.columns.values())
         return pa.Table.from_arrays(columns, schema=schema_of(shown))
 
     def _empty_bytes(self) -> float:
