@@ -29,7 +29,10 @@ from tests.servers.aistore import AisDouble
 from tests.servers.azurite import azure_environment_fixture, azurite_fixture  # noqa: F401 - fixtures
 from tests.servers.fakegcs import clean_google, fake_gcs  # noqa: F401 - fixtures
 from tests.servers.hub import Hub
+from tests.servers.shards import make_tar
 from tests.transfer.reading import KIB, MIB, bytes_of, data, outcomes, quick
+from wds_async import distributed as dist
+from wds_async.distributed.attempts import Attempt
 from wds_async.distributed.plan import planned
 from wds_async.errors import ChecksumMismatch, ObjectChanged, ShardNotFound, TruncatedShard, UrlError, WdsError
 from wds_async.storage.ais.backend import explain_answer as explain_ais_answer
@@ -377,6 +380,29 @@ def test_a_shard_that_is_missing_is_not_identified(store: StoreUnderTest) -> Non
     for names in (["x.tar", "none.tar"], [*(f"none-{n}.tar" for n in range(20)), "x.tar"]):
         with pytest.raises(ShardNotFound, match="none"):
             planned([store.url(name) for name in names])
+
+
+def test_a_shard_that_is_replaced_after_planning_fails_its_task(store: StoreUnderTest, tmp_path: Path) -> None:
+    urls = [store.url("a.tar"), store.url("b.tar")]
+    for name in ("a.tar", "b.tar"):
+        store.put(name, make_tar([("x.txt", b"first")]))
+    function = "tests.distributed.functions:split"
+    jobs = [
+        dist.map_shards(urls, f"{tmp_path}/map/{{task}}-{{part}}.tar", function),
+        dist.index(urls, f"{tmp_path}/index/", kinds=("wds", "json"), inputs_per_task=1),
+    ]
+    before = planned(urls)
+    store.put("b.tar", make_tar([("x.txt", b"other")]))
+    now = planned(urls)
+    assert (now[0], now[1].size) == (before[0], before[1].size)
+    for job in jobs:
+        attempt = Attempt(job.work, job.folder)
+        assert attempt(job.tasks[0]).record is not None
+        result = attempt(job.tasks[1])
+        assert result.record is None
+        assert result.permanent, "another attempt cannot help"
+        for text in ("ObjectChanged", urls[1], before[1].version, now[1].version.partition(",")[0]):
+            assert text in result.error
 
 
 def test_a_job_is_read_by_its_folder(store: StoreUnderTest, tmp_path: Path) -> None:

@@ -151,6 +151,8 @@ def test_sftp(tmp_path: Path) -> None:
     with Other("sftp", tmp_path) as server:
         check(server.url("a/record.json"))
         assert os.listdir(tmp_path / "a") == ["record.json"]
+        check_race(server.url("a/race.json"))
+        assert sorted(os.listdir(tmp_path / "a")) == ["race.json", "record.json"]
         with pytest.raises(AccessDenied):
             publish_new(server.url("x", password="wrong"), b"x")
 
