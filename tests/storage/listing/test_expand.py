@@ -28,7 +28,7 @@ from tests.servers.moto import clean_aws, moto
 from tests.servers.s3list import S3List
 from wds_async import shardlists
 from wds_async.errors import AccessDenied, ConfigError, TransferError, UnsafeContent, UrlError
-from wds_async.storage.listing.expand import expand_listed, folder_entries, forget_listings, matches
+from wds_async.storage.listing.expand import expand_listed, folder_entries, forget_listings, listed_by_folder, matches
 from wds_async.storage.options import StorageOptions
 
 __all__ = ["azure_environment_fixture", "azurite_fixture", "clean_aws", "clean_google", "fake_gcs", "moto"]
@@ -229,6 +229,37 @@ def test_a_folder_is_listed_once_a_run(s3: Callable[..., S3List]) -> None:
     forget_listings()
     expand_listed("s3://bucket/a/")
     assert server.listings == ["a/"] * 3
+
+
+def urls_of(keys: list[str]) -> list[str]:
+    return [f"s3://bucket/{key}" for key in keys]
+
+
+def test_shards_by_name_are_looked_up_by_one_listing_of_their_folder(s3: Callable[..., S3List]) -> None:
+    keys = [f"{folder}/x-{n:03d}.tar" for folder in "ab" for n in range(300)]
+    server = s3(keys, page=100)
+    wanted = urls_of([*keys[:250], *keys[300:310]])
+    listed = listed_by_folder(wanted)
+    assert list(listed) == wanted[:250], "ten in a folder are as soon asked for one by one"
+    assert {(entry.size, entry.version) for entry in listed.values()} == {(1234, 'etag "e"')}
+    assert server.listings == ["a/", "+a/", "+a/"]
+
+
+def test_the_listing_of_a_folder_ends_where_it_no_longer_pays(s3: Callable[..., S3List]) -> None:
+    keys = [f"x-{n:05d}.tar" for n in range(20_000)]
+    server = s3(keys)
+    assert list(listed_by_folder(urls_of([*keys[:16], *keys[-4:]]))) == urls_of(keys[:16])
+    assert len(server.listings) <= 7
+    assert listed_by_folder(urls_of(keys[-2000:])).keys() == set(urls_of(keys[-2000:]))
+
+
+def test_what_a_listing_lacks_is_left_out(s3: Callable[..., S3List], tmp_path: Path) -> None:
+    keys = [f"x-{n:05d}.tar" for n in range(20)]
+    s3(keys).faults.append((403, "AccessDenied"))
+    assert listed_by_folder(urls_of(keys)) == {}
+    assert list(listed_by_folder(urls_of([*keys, "missing.tar"]))) == urls_of(keys)
+    assert listed_by_folder([f"{tmp_path}/none/{key}" for key in keys]) == {}
+    assert listed_by_folder([f"pipe:cat {tmp_path}/{key}" for key in keys]) == {}
 
 
 def test_another_account_sees_its_own_listing(s3: Callable[..., S3List]) -> None:

@@ -18,6 +18,7 @@ from tests.servers.awsmetadata import AwsMetadata
 from tests.servers.sigv4 import signature_of
 from tests.storage.locations import location_of, on_backend
 from wds_async.storage.base import Answer, Request, Tls
+from wds_async.storage.s3 import client as s3client
 from wds_async.storage.s3.backend import S3Backend
 from wds_async.transfer.connection import request_bytes
 
@@ -279,3 +280,19 @@ def test_percent_decoding_is_explained_only_for_keys_with_a_percent_sign(aws: py
         return ["percent-decoding" in backend.classify(answer, location_of(url)).advice for url in urls]
 
     assert on_s3(advice) == [True, False]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["2026-01-02T03:04:05.000Z", "2026-01-02T03:04:05Z", "2026-01-02T03:04:05.123456Z", "2026-01-02T03:04:05+02:00",
+     "20260102T030405Z", "Fri, 02 Jan 2026 03:04:05 GMT", "1767323045", "1711123110", 1767323045, 1767323045.5],
+)  # fmt: skip
+def test_times_are_those_of_botocore(text: str | float) -> None:
+    from botocore.utils import parse_timestamp
+
+    assert s3client._timestamp(text) == parse_timestamp(text)
+
+
+def test_what_is_no_time_is_an_error_of_botocore() -> None:
+    with pytest.raises(ValueError, match="Invalid timestamp"):
+        s3client._timestamp("2026-01-02Tx")

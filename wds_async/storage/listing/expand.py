@@ -39,7 +39,9 @@ _FOLDERS_AT_ONCE = 8
 _LISTED_FROM = 16
 """So many objects of one folder are looked up in its listing; fewer are as soon asked for one by one."""
 _LISTED_BESIDE = 5000
-"""So many other names in the folder do not end its listing."""
+_LISTED_FOR_EACH = 10
+"""The listing of a folder ends after so many names, and so many for each object that is looked up. A page of a thousand
+names takes one request; each object that is asked for by itself takes one, too."""
 
 
 def expand_listed(urls: Urls, options: StorageOptions = NOTHING_GIVEN) -> list[str]:
@@ -139,7 +141,7 @@ async def _listed(folders: Folders, wanted: Mapping[str, set[str]], options: Sto
 
     async def work() -> None:
         for folder, urls in todo:
-            left, seen, most = set(urls), 0, _LISTED_BESIDE + 2 * len(urls)
+            left, seen, most = set(urls), 0, _LISTED_BESIDE + _LISTED_FOR_EACH * len(urls)
             with contextlib.suppress(UrlError, AccessDenied, ShardNotFound):  # what it lacks is asked for by itself
                 if not locate(folder, options=options).spec.lists_versions:
                     continue

@@ -209,6 +209,7 @@ async def connect(filesystems: Filesystems, scheme: str, secrets: Secrets | None
         filesystem, _ = await filesystems.find(f"{scheme}://")
         filesystem.retries = 1  # the engine retries itself
         client = S3Client(filesystem, await filesystem.get_s3(), secrets)
+        filesystem.session.get_component("response_parser_factory").set_parser_defaults(timestamp_parser=_timestamp)
     if client.anonymous:
         return client
     try:
@@ -256,6 +257,17 @@ def _locate_once(**_: Any) -> None:
 
 def _located(**_: Any) -> None:
     _locating.set(False)
+
+
+def _timestamp(value: Any) -> datetime.datetime:
+    """Return the time in an answer. botocore's way takes two thirds of the time of a listing."""
+    if isinstance(value, str) and value[10:11] == "T":
+        with contextlib.suppress(ValueError):
+            return datetime.datetime.fromisoformat(value)
+    from botocore.utils import parse_timestamp  # noqa: PLC0415 (loaded by now)
+
+    parsed: datetime.datetime = parse_timestamp(value)
+    return parsed
 
 
 def _text(value: Any) -> str:
