@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 import wds_async as wds
 from tests.distributed import functions
+from tests.distributed.inline import InlineEngine
 from wds_async import distributed as dist
 from wds_async.errors import ConfigError, JobChanged, JobFailed, UrlError
 
@@ -275,6 +277,22 @@ def test_wrong_arguments_are_refused(inputs: str, tmp_path: Path, wrong: dict[st
     with pytest.raises(ConfigError):
         job_of(inputs, tmp_path / "out", **wrong)
     assert not (tmp_path / "out").exists()
+
+
+def test_the_outputs_of_a_job_are_inputs_of_another(inputs: str, tmp_path: Path) -> None:
+    job = dist.map_shards(inputs, f"{tmp_path}/one/{{task:03d}}.tar", f"{FUNCTIONS}:augment", engine=InlineEngine())
+    job.run()
+    wanted = [f"{tmp_path}/one/{number:03d}.tar" for number in range(len(job.tasks))]
+    lists = [job.folder.url, f"{job.folder.url}/", f"{job.folder.url}/finished.json", [job.folder.url, wanted[0]]]
+    for number, given in enumerate(lists):
+        made = dist.map_shards(
+            given, f"{tmp_path}/{number}/{{task}}.tar", f"{FUNCTIONS}:augment", engine=InlineEngine()
+        )
+        read = [os.path.normpath(one.url) for task in made.tasks for one in task.inputs]
+        assert read == wanted + wanted[: isinstance(given, list)]
+        assert all(task.inputs[0].version for task in made.tasks)
+    with pytest.raises(UrlError, match="makes samples, and a job reads shards"):
+        dist.map_shards(f"{FUNCTIONS}:augment", f"{tmp_path}/x/{{task}}.tar", f"{FUNCTIONS}:augment")
 
 
 def test_inputs_that_match_nothing_are_refused(tmp_path: Path) -> None:

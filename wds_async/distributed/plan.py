@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import operator
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from wds_async.arguments import check_size
 from wds_async.distributed.tasks import Input, Task, identity
-from wds_async.errors import ConfigError
+from wds_async.errors import ConfigError, UrlError
+from wds_async.shardlists import spec
 from wds_async.storage.listing.expand import Urls, listed_by_folder, matches
 from wds_async.storage.options import StorageOptions
 from wds_async.transfer.probe import probe
@@ -21,6 +23,7 @@ def planned(urls: Urls, options: Mapping[str, Any] | StorageOptions | None = Non
     """Return every shard that ``urls`` names (braces, patterns, folders: see `storage.listing.expand`), in order, with
     its size and its version in the form in which a reader compares it.
 
+    A list of shards stands for its shards: a job's folder (``…/_wds/JOB``) or a specification (``.json``, ``.yaml``).
     Patterns are listed anyway. Shards that are named one by one are looked up by one listing of each folder, where
     the store's listings tell versions and the folder is not much larger than what is asked for; all others are asked
     for one by one, many at once. Size and version are unknown (None, "") for what can only be read in order: commands
@@ -28,7 +31,7 @@ def planned(urls: Urls, options: Mapping[str, Any] | StorageOptions | None = Non
     or cannot be read.
     """
     options = StorageOptions(options)
-    named = matches(urls, options)
+    named = matches(_unlisted(urls, options), options)
     entries = {entry.url: entry for entry in named}
     entries |= listed_by_folder([entry.url for entry in named if not entry.version], options)
     inputs = {url: Input(url, entry.size, entry.version) for url, entry in entries.items()}
@@ -38,6 +41,20 @@ def planned(urls: Urls, options: Mapping[str, Any] | StorageOptions | None = Non
         if probed.checked:
             inputs[probed.url] = Input(probed.url, probed.size, probed.version)
     return [inputs[entry.url] for entry in named]
+
+
+def _unlisted(urls: Urls, options: StorageOptions) -> Urls:
+    """Return ``urls`` with the shards of lists in place of the lists. UrlError for the name of a function."""
+    names = [urls] if isinstance(urls, str | os.PathLike) else list(urls)
+    if not any(map(spec.is_specification, names)):
+        return names
+    return [url for name in names for url in (_shards_of(name, options) if spec.is_specification(name) else [name])]
+
+
+def _shards_of(name: str | os.PathLike[str], options: StorageOptions) -> Iterator[str]:
+    if spec.is_function(name):
+        raise UrlError(f"{os.fspath(name)} makes samples, and a job reads shards: give URLs, a list or a job's folder")
+    return (url for source in spec.load(name, options).sources for url in source.urls)
 
 
 class Plan(Sequence[Task]):

@@ -59,7 +59,8 @@ class JobSummary:
         parts += [f"{self.elsewhere:,} by another runner"] if self.elsewhere else []
         parts += [f"{self.failed:,} failed"] if self.failures else []
         parts += [f"{self.retried + self.lost:,} attempts repeated"] if self.retried + self.lost else []
-        out = f"{self.samples_in:,} samples in, {self.samples_out:,} out, {self.dropped:,} dropped"
+        out = f"{self.samples_in:,} samples in"
+        out += f", {self.samples_out:,} out, {self.dropped:,} dropped" if self.samples_out or self.dropped else ""
         out += f", {self.skipped:,} passed over" if self.skipped else ""
         size = f"{_size(self.bytes_in)} in, {_size(self.bytes_out)} out in {self.seconds:,.1f} s"
         cost = f"{self.requests:,} requests, {self.dollars}"
@@ -154,4 +155,4 @@ class Tally:
 
 
 def _size(count: int) -> str:
-    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
+    return f"{count / 1e9:,.2f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB" if count >= 1e6 else f"{count:,} B"
