@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import os
 import random
-import signal
 import struct
-import subprocess
-import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,6 +19,7 @@ from hypothesis import strategies as st
 
 import wds_async as wds
 from tests.distributed import reshardfunctions
+from tests.distributed.inline import InlineEngine
 from tests.writing import in_memory
 from tests.writing import read as read_bytes
 from wds_async import distributed as dist
@@ -37,7 +33,6 @@ from wds_async.errors import (
     ConfigError,
     CorruptShard,
     DuplicateField,
-    JobChanged,
     JobFailed,
     ObjectChanged,
     TruncatedShard,
@@ -340,53 +335,11 @@ def inputs(tmp_path: Path) -> str:
     return f"{tmp_path}/in/in-{{000..004}}.tar"
 
 
-def test_the_same_bytes_by_any_engine_and_number_of_workers(inputs: str, tmp_path: Path) -> None:
-    source = [sample for number in range(5) for sample in read(tmp_path / f"in/in-{number:03d}.tar")]
-    for workers in (1, 2):
-        job = dist.reshard(inputs, f"{tmp_path}/{workers}/o-{{000..006}}.tar", shuffle=7, workers=workers)
-        assert not (tmp_path / f"{workers}").exists()
-        summary = job.run()
-        assert (summary.samples_in, summary.samples_out, summary.failed) == (300, 300, 0)
-        assert job.status().complete
-        again = job.run()
-        assert (again.done, again.before) == (0, 1)
-    assert files(tmp_path / "1") == files(tmp_path / "2")
-    there = contents(tmp_path / "1")
-    assert sorted(plain(there)) == sorted(plain(source)) != plain(there)
-    assert [len(read(path)) for path in outputs(tmp_path / "1")] == [42, 43, 43, 43, 43, 43, 43]
-    assert not (tmp_path / "1/_wds/reshard/spill").exists()
-    shards = json.loads((tmp_path / "1/_wds/reshard/finished.json").read_text())["shardlist"]
-    assert [one["nsamples"] for one in shards] == [42, 43, 43, 43, 43, 43, 43]
-    assert len(wds.WebDataset(f"{tmp_path}/1/_wds/reshard/finished.json", shardshuffle=False)) == 300
-
-
-def test_another_seed_is_another_job(inputs: str, tmp_path: Path) -> None:
-    output = f"{tmp_path}/out/o-{{000..002}}.tar"
-    dist.reshard(inputs, output, shuffle=7, workers=1).run()
-    before = files(tmp_path / "out")
-    with pytest.raises(JobChanged, match="shuffle is 7 there and 8 here"):
-        dist.reshard(inputs, output, shuffle=8, workers=1).run()
-    assert files(tmp_path / "out") == before
-    dist.reshard(inputs, output, shuffle=8, workers=1, overwrite=True).run()
-    after = files(tmp_path / "out")
-    assert after.keys() == before.keys()
-    assert after != before
-
-
-def test_a_spill_object_that_is_gone_is_made_again(inputs: str, tmp_path: Path) -> None:
-    output = f"{tmp_path}/out/o-{{000..002}}.tar"
-    dist.reshard(inputs, output, shuffle=7, workers=1).run()
-    expected = files(tmp_path / "out")
-    for path in [*outputs(tmp_path / "out"), *(tmp_path / "out/_wds/reshard").glob("*.json")]:
-        path.unlink()
-    summary = dist.reshard(inputs, output, shuffle=7, workers=1).run()
-    assert summary.done == 3
-    assert files(tmp_path / "out") == expected
-
-
 def test_splits_have_shards_of_their_own(inputs: str, tmp_path: Path) -> None:
     split = reshardfunctions.by_parity
-    job = dist.reshard(inputs, f"{tmp_path}/out/{{split}}/o-{{0001..}}.tar", split=split, maxcount=50, workers=1)
+    job = dist.reshard(
+        inputs, f"{tmp_path}/out/{{split}}/o-{{0001..}}.tar", split=split, maxcount=50, engine=InlineEngine()
+    )
     summary = job.run()
     empty = sum(not sample["bin"] for number in range(5) for sample in read(tmp_path / f"in/in-{number:03d}.tar"))
     assert (summary.dropped, summary.samples_out) == (empty, 300 - empty)
@@ -396,30 +349,6 @@ def test_splits_have_shards_of_their_own(inputs: str, tmp_path: Path) -> None:
         samples = contents(tmp_path / "out" / split_name)
         assert {len(sample["bin"]) % 2 for sample in samples} == {rest}
         assert [sample["__key__"] for sample in samples] == sorted(sample["__key__"] for sample in samples)
-
-
-def test_a_job_that_is_killed_goes_on_with_the_same_bytes(inputs: str, tmp_path: Path) -> None:
-    dist.reshard(inputs, f"{tmp_path}/whole/o-{{000..004}}.tar", shuffle=7, workers=2).run()
-    program = (
-        "import sys; from wds_async import distributed as dist;"
-        "dist.reshard(sys.argv[1], sys.argv[2], shuffle=7, workers=2).run()"
-    )
-    output = f"{tmp_path}/killed/o-{{000..004}}.tar"
-    points = 50 if os.environ.get("WDS_TEST_ALL_POINTS") else 3
-    for point in range(points):
-        run = subprocess.Popen([sys.executable, "-c", program, inputs, output], start_new_session=True)
-        time.sleep(1.0 + 5.0 * point / points)
-        os.killpg(run.pid, signal.SIGKILL)
-        run.wait()
-        there = files(tmp_path / "killed")
-        if point % 5 == 4:
-            dist.reshard(inputs, output, shuffle=7, workers=2).run()
-            assert files(tmp_path / "killed") == files(tmp_path / "whole")
-            for path in (tmp_path / "killed").rglob("*"):
-                path.unlink() if path.is_file() else None
-        assert there.items() <= files(tmp_path / "whole").items()
-    dist.reshard(inputs, output, shuffle=7, workers=2).run()
-    assert files(tmp_path / "killed") == files(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
@@ -435,7 +364,7 @@ def test_a_function_that_fails_is_named_with_its_sample(
 ) -> None:
     ((name, function),) = arguments.items()
     output = f"{tmp_path}/out/{'{split}' if name == 'split' else ''}o-{{000..}}.tar"
-    job = dist.reshard(inputs, output, **{name: f"{FUNCTIONS}:{function}"}, workers=1)  # type: ignore[arg-type]
+    job = dist.reshard(inputs, output, **{name: f"{FUNCTIONS}:{function}"}, engine=InlineEngine())  # type: ignore[arg-type]
     with pytest.raises(JobFailed) as caught:
         job.run()
     assert words in str(caught.value)
@@ -473,7 +402,9 @@ def test_samples_of_one_key_that_do_not_fit_together(tmp_path: Path) -> None:
 
 
 def test_nothing_is_left_by_a_split_that_drops_everything(inputs: str, tmp_path: Path) -> None:
-    job = dist.reshard(inputs, f"{tmp_path}/out/{{split}}-{{0..}}.tar", split=reshardfunctions.none, workers=1)
+    job = dist.reshard(
+        inputs, f"{tmp_path}/out/{{split}}-{{0..}}.tar", split=reshardfunctions.none, engine=InlineEngine()
+    )
     assert (summary := job.run()).samples_in == summary.dropped == 300
     assert job.status().complete
     assert not outputs(tmp_path / "out")
@@ -496,7 +427,7 @@ def test_too_little_memory_is_refused_before_anything_is_read(tmp_path: Path) ->
 
 def test_more_shards_than_samples(inputs: str, tmp_path: Path) -> None:
     with pytest.raises(JobFailed, match="300 samples cannot fill 400 shards"):
-        dist.reshard(inputs, f"{tmp_path}/out/o-{{000..399}}.tar", workers=1).run()
+        dist.reshard(inputs, f"{tmp_path}/out/o-{{000..399}}.tar", engine=InlineEngine()).run()
 
 
 @pytest.mark.parametrize(
@@ -538,7 +469,7 @@ def test_compressed_shards_in_and_out(tmp_path: Path) -> None:
             for sample in samples:
                 sink.write({**sample, "__key__": f"{suffix}{sample['__key__']}"})
     urls = [str(tmp_path / f"in/a.tar.{suffix}") for suffix in ("gz", "zst")]
-    dist.reshard(urls, f"{tmp_path}/out/o-{{000..001}}.tar.zst", shuffle=1, workers=1).run()
+    dist.reshard(urls, f"{tmp_path}/out/o-{{000..001}}.tar.zst", shuffle=1, engine=InlineEngine()).run()
     there = [sample for n in range(2) for sample in read(tmp_path / f"out/o-{n:03d}.tar.zst")]
     assert len(there) == 100
     assert {sample["__key__"][0] for sample in there[:50]} == {"g", "z"}
