@@ -84,7 +84,7 @@ STORE_ROOMS = (
 URL_ROOMS = ("storage.base", "storage.registry", "storage.options", "storage.listing.globs", "storage.ais.urls")
 """Rooms of the stores and the engine that read the parts of a URL; the others are given a `Location`."""
 ASYNC_ROOMS = ("background", "storage.*", "transfer.*", "shardcache.*", "service.*", "asyncreader", "cli.cache",
-               "cli.warm", "cli.demo.server")  # fmt: skip
+               "cli.warm", "cli.demo.server", "distributed.feed.actors")  # fmt: skip
 SYS_MODULES_ROOMS = ("packages", "gopen", "cli.alias")
 IMPORT_BY_NAME_ROOMS = ("__init__", "packages", "decoding.media", "distributed.__init__", "distributed.functions",
                         "legacy.names", "samplecache", "service.buckets", "shardlists.spec", "storage.preload",

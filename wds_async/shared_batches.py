@@ -16,7 +16,7 @@ import os
 import pickle
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -27,7 +27,7 @@ from wds_async import packages, world
 from wds_async.checkpoint.states import NO_BATCH, WorkerState
 from wds_async.errors import StateError
 
-__all__ = ["DeliveredBatch", "Handover", "Packed", "abandon", "pack", "possible", "split", "sweep"]
+__all__ = ["DeliveredBatch", "Handover", "Packed", "abandon", "joined", "pack", "possible", "split", "sweep"]
 
 _BUFFER_BYTES = 4096  # smaller values go through the queue: finding them costs more than sending them
 _BATCH_BYTES = 65536  # so do batches whose large buffers are together smaller than this
@@ -239,6 +239,11 @@ def split(batch: Any, *, child: bool = False) -> tuple[bytes, list[memoryview]]:
     return stream.getvalue(), [buffer.raw() for buffer in buffers]
 
 
+def joined(stream: bytes, buffers: Iterable[Any]) -> Any:
+    """Return the batch of which `split` made ``stream`` and ``buffers``."""
+    return pickle.loads(stream, buffers=buffers)
+
+
 def pack(batch: Any, slots: int = _SLOTS, *, child: bool = True) -> Packed:
     """Return ``batch`` for another process of this machine, in one of at most ``slots`` slots if one is free."""
     stream, raws = split(batch, child=child)
@@ -340,4 +345,6 @@ def _release(memory: mmap.mmap, pid: int) -> None:
 
 
 def _tensor(buffer: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
+    if memoryview(buffer).readonly:  # a tensor can always be written to
+        buffer = bytearray(buffer)
     return packages.loaded("torch").frombuffer(buffer, dtype=dtype).view(shape)

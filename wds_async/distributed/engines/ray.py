@@ -62,9 +62,20 @@ class RayEngine:
         """Connect, and send ``attempt`` once. ConfigError for one that does not pickle, a cluster that cannot be
         reached, and tasks that fit no machine of a cluster that is not ``autoscaling``."""
         data = pickled(attempt)
+        self._attempt = self.connect().put(data)
+        self._remote = self._ray.remote(run_pickled).options(
+            max_retries=0, scheduling_strategy="SPREAD", name="wds_async task", **self.options()
+        )
+
+    def connect(self) -> Any:
+        """Connect this program where it is not yet, and return the module ``ray``. ConfigError where that cannot be
+        done, and where a request fits no machine of a cluster that is not ``autoscaling``."""
         self._connect()
         self._slots = self._count_slots()
-        self._attempt = self._ray.put(data)
+        return self._ray
+
+    def options(self) -> dict[str, Any]:
+        """Return Ray's options for what a task, or an actor, asks for."""
         options: dict[str, Any] = {"num_cpus": self._request.get("CPU", 0), "num_gpus": self._request.get("GPU", 0)}
         if "memory" in self._request:
             options["memory"] = int(self._request["memory"])
@@ -73,9 +84,7 @@ class RayEngine:
             options["resources"] = others
         if self._runtime_env:
             options["runtime_env"] = self._runtime_env
-        self._remote = self._ray.remote(run_pickled).options(
-            max_retries=0, scheduling_strategy="SPREAD", name="wds_async task", **options
-        )
+        return options
 
     @property
     def capacity(self) -> int:

@@ -249,6 +249,10 @@ class Coordinator:
 
     # ------------------------------------------------------------------ decoders
 
+    def fail(self, error: str) -> None:
+        """End the session with ``error``."""
+        self.failed = self.failed or error
+
     def join(self, slot: int, how: str = "ended") -> int:
         """Return the number of the new incarnation of decoder ``slot``: earlier ones are not listened to. ``how`` the
         last one ended."""

@@ -8,6 +8,8 @@ from typing import Any, Self
 
 from wds_async import world
 from wds_async.arguments import check_size
+from wds_async.distributed.engines.ray import RayEngine
+from wds_async.distributed.feed.actors import RayFeedEngine
 from wds_async.distributed.feed.coordinator import Coordinator
 from wds_async.distributed.feed.loader import FeedLoader
 from wds_async.distributed.feed.local import LocalFeedEngine
@@ -26,12 +28,12 @@ class Feed:
     comes from decoder (s * W + r) mod N; where a decoder has no more, the others go on without it. So the order depends
     on N, on nothing else.
 
-    ``engine``: "local", processes of this machine. ``decoders``: their number, or (at first, at most): they grow by the
-    share of time in which ranks wait. ``ahead``: bytes of batches that no rank was given yet, of all together; half of
-    it at the decoders, half at the ranks; one batch of each in any case. ``equal``: "drop" ends an epoch
-    for all ranks with the same step, and leaves out what is at its end for some of them only; None gives the first
-    ranks one step more. ``silence_s``: seconds after which a decoder that is not heard of, or a rank for which others
-    wait, is an error.
+    ``engine``: "local", processes of this machine, or "ray", actors that ask for ``cpus`` each, or a `RayEngine`.
+    ``decoders``: their number, or (at first, at most): they grow by the share of time in which ranks wait. ``ahead``:
+    bytes of batches that no rank was given yet, of all together; half of it at the decoders, half at the ranks; one
+    batch of each in any case. ``equal``: "drop" ends an epoch for all ranks with the same step, and leaves out what is
+    at its end for some of them only; None gives the first ranks one step more. ``silence_s``: seconds after which a
+    decoder that is not heard of, or a rank for which others wait, is an error.
 
     >>> feed = Feed("my.module:pipeline", decoders=(2, 8), ahead="8G")  # doctest: +SKIP
     >>> for batch in feed.loader(rank, world_size):  # doctest: +SKIP
@@ -44,10 +46,11 @@ class Feed:
     def __init__(
         self,
         pipeline: str | Callable[[], Any],
-        engine: str = "local",
+        engine: str | RayEngine = "local",
         decoders: int | tuple[int, int] = 1,
         ahead: int | str = "1G",
         equal: str | None = "drop",
+        cpus: float = 1,
         silence_s: float = 300,
     ) -> None:
         first, most = decoders if isinstance(decoders, tuple) else (decoders, decoders)
@@ -55,13 +58,20 @@ class Feed:
         most = check_size("Feed", "decoders", most, first)
         if equal not in ("drop", None):
             raise ConfigError(f"Feed: equal={equal!r}: it is 'drop' or None")
-        if engine != "local":
-            raise ConfigError(f"Feed: engine={engine!r}: a feed runs on 'local'")
-        self._ahead, self._even = _bytes(ahead), equal == "drop"
+        if engine not in ("local", "ray") and not isinstance(engine, RayEngine):
+            raise ConfigError(f"Feed: engine={engine!r}: it is 'local', 'ray', or a RayEngine with more options")
+        if not silence_s > 0:
+            raise ConfigError(f"Feed: silence_s={silence_s!r}: seconds, more than 0")
+        self._ahead, self._even, self._silence_s = _bytes(ahead), equal == "drop", silence_s
         name = name_of(pipeline, "pipeline")
         credit = max(1, self._ahead // (2 * most))
         coordinator = Coordinator(first, most, self._ahead, silence_s=silence_s)
-        self._engine: LocalFeedEngine | None = LocalFeedEngine(name, coordinator, credit)
+        self._engine: LocalFeedEngine | RayFeedEngine | None
+        if engine == "local":
+            self._engine = LocalFeedEngine(name, coordinator, credit)
+        else:
+            ray = engine if isinstance(engine, RayEngine) else RayEngine(cpus)
+            self._engine = RayFeedEngine(name, coordinator, credit, ray)
         self._link = self._engine.link()
         atexit.register(self.close)  # before multiprocessing's own, which waits for processes
 
@@ -75,7 +85,8 @@ class Feed:
         world_size = here.world_size if world_size is None else world_size
         if not 0 <= rank < world_size:
             raise ConfigError(f"Feed.loader: rank {rank} of {world_size}: it is from 0 to below the number of ranks")
-        return FeedLoader(self._link, rank, world_size, max(1, self._ahead // (2 * world_size)), self._even)
+        ahead = max(1, self._ahead // (2 * world_size))
+        return FeedLoader(self._link, rank, world_size, ahead, even=self._even, silence_s=self._silence_s)
 
     def resize(self, decoders: int) -> None:
         """Have ``decoders`` decoders. What they had still to read is shared out as by `merge_states`, behind the

@@ -52,9 +52,9 @@ class FeedLoader:
     of ranks can load it. Raises FeedError where the pipeline raised an error.
     """
 
-    def __init__(self, link: RankLink, rank: int, world_size: int, ahead: int, even: bool) -> None:
+    def __init__(self, link: RankLink, rank: int, world_size: int, ahead: int, *, even: bool, silence_s: float) -> None:
         self.rank, self.world_size = rank, world_size
-        self._link, self._ahead, self._even = link, ahead, even
+        self._link, self._ahead, self._even, self._silence_s = link, ahead, even, silence_s
         self._state: FeedState | None = None
         self._news = threading.Condition()
         self._batches: RankBatches | None = None
@@ -184,18 +184,24 @@ class FeedLoader:
 
     def _fetch(self, batches: RankBatches, decoder: int) -> None:
         """Fetch the batches of one decoder, one after the other."""
+        answered_at = time.monotonic()
         while self._is_current(batches):
             with self._news:
                 if (wanted := batches.wanted(decoder)) is None:
                     self._news.wait(_FETCHES_FOR_S)
+                    answered_at = time.monotonic()
                     continue
             try:
                 fetched = self._link.fetch(decoder, wanted.generation, wanted.place, _FETCHES_FOR_S)
-            except DecoderLost:
+            except DecoderLost as exn:
+                if (lost_s := time.monotonic() - answered_at) > self._silence_s:
+                    text = f"feed: rank {self.rank} did not reach decoder {decoder} for {lost_s:.0f} s: {exn}"
+                    return self._fail(batches, FeedError(text))
                 threading.Event().wait(_AGAIN_AFTER_S)
                 continue
             except BaseException as exn:
                 return self._fail(batches, exn)
+            answered_at = time.monotonic()
             if fetched is not None:
                 self._arrived(batches, wanted, fetched)
                 del fetched

@@ -170,8 +170,7 @@ class LocalFeedEngine:
             try:
                 self._start_missing()
             except WdsError as exn:
-                with self._lock:
-                    self._coordinator.failed = f"feed: {exn}"
+                self._call("fail", f"feed: {exn}")
 
     def close(self) -> None:
         """End the decoders. Idempotent."""
