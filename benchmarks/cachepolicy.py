@@ -2,19 +2,23 @@
 
     python -m benchmarks.cachepolicy
 
-Each line is the share of bytes served from the cache, epochs 2 to 4; ``best`` is what nobody can beat without knowing
-the order to come: the cache's size over the data's.
+Each line is the share of bytes served from the cache, epochs 2 to 4. ``best`` is what nobody can beat who fetches only
+what is read, whatever is known: of each epoch's data, what is in the cache when it begins. ``known`` knows the order,
+as the service does where loaders announce their epochs. ``ahead`` also fetches by it, as services of a cluster do, from
+a store that is as fast as the readers; ``(store)`` is the share of bytes that then come from there.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 
 from wds_async.service.cache.policy import Policy
+from wds_async.service.orders import EpochOrder, OrderRule
 
-__all__ = ["Simulation", "epochs", "lru", "random_eviction"]
+__all__ = ["Simulation", "ahead", "epochs", "known", "lru", "ours", "random_eviction"]
 
 CHUNK = 1000
 
@@ -44,6 +48,17 @@ class Simulation:
         self.hit, self.miss = self.hit + hit, self.miss + size - hit
         self.most = max(self.most, self.policy.resident_bytes + self.policy.probation.bytes)
         return hit / size
+
+    def bring(self, entry: int, size: int) -> int | None:
+        """Fetch what is missing of it before it is read, and return the bytes of that; None without room for it."""
+        self._evict(self.policy.begin(entry, None, f"o{entry}", "", size).evicted)
+        there = self.chunks.get(entry, {})
+        missing = {n: min(CHUNK, size - n * CHUNK) for n in range(-(-size // CHUNK)) if n not in there}
+        roomy = sum(missing.values()) <= self.policy.reserved(entry)
+        for number, count in missing.items() if roomy else ():
+            self._fetch(entry, number, count)
+        self.policy.end(entry)
+        return sum(missing.values()) if roomy else None
 
     def _fetch(self, entry: int, number: int, count: int) -> None:
         placed = self.policy.place(entry, number, count, wanted=True, grows=False, held=lambda chunk: False)
@@ -116,8 +131,72 @@ def ours(limit: int, objects: dict[int, int], count: int, seed: int, *, shuffled
     return [simulation.epoch(order) for order in epochs(objects, count, seed, shuffled=shuffled)]
 
 
+def _announced(simulation: Simulation, objects: dict[int, int], seed: int, *, shuffled: bool = True) -> EpochOrder:
+    """The order of the objects' epochs, known to the policy. A read takes a minute."""
+    now = itertools.count(step=60)
+    names = [f"o{entry}" for entry in objects]
+    rule = OrderRule("epoch" if shuffled else "listed", seed)
+    order = EpochOrder(names, names, rule, 0, lambda: float(next(now)))
+    simulation.policy.future = lambda key, running: order.need(key, running=running)
+    return order
+
+
+def known(limit: int, objects: dict[int, int], count: int, seed: int, *, shuffled: bool = True) -> list[float]:
+    """The hit ratios of epochs under the service's policy where it knows the list and the seed."""
+    simulation = Simulation(limit)
+    order = _announced(simulation, objects, seed, shuffled=shuffled)
+    ratios, sizes = [], list(objects.items())
+    for epoch in range(count):
+        order.begin(epoch, order.prepared(epoch))
+        hit = 0.0
+        for item in order.order:
+            entry, size = sizes[item]
+            order.heard(f"o{entry}")
+            hit += simulation.read(entry, size) * size
+        ratios.append(hit / sum(objects.values()))
+    return ratios
+
+
+def ahead(
+    limit: int, objects: dict[int, int], count: int, seed: int, *, shuffled: bool = True
+) -> tuple[list[float], list[float]]:
+    """The hit ratios of epochs where what is needed next is fetched before it is read, by a store that is as fast as
+    the readers: an object for each that is read, while an eighth of the cache is ahead at most. And the share of the
+    data that comes from the store."""
+    simulation = Simulation(limit)
+    order = _announced(simulation, objects, seed, shuffled=shuffled)
+    ratios, fetched, sizes, total = [], [], list(objects.items()), sum(objects.values())
+    for epoch in range(count):
+        order.begin(epoch, order.prepared(epoch))
+        hit, came = 0.0, 0
+        for item in order.order:
+            for following in order.ahead():
+                if sum(order.fetched.values()) >= limit // 8:
+                    break
+                missing = simulation.bring(*sizes[following])
+                if missing is None:
+                    break
+                order.fetched[following], came = sizes[following][1], came + missing
+                if missing:
+                    break
+            entry, size = sizes[item]
+            order.heard(f"o{entry}")
+            there = simulation.read(entry, size) * size
+            hit, came = hit + there, came + round(size - there)
+        ratios.append(hit / total)
+        fetched.append(came / total)
+    return ratios, fetched
+
+
 def main() -> None:
-    policies: list[tuple[str, Callable[..., list[float]]]] = [("ours", ours), ("lru", lru), ("random", random_eviction)]
+    policies: list[tuple[str, Callable[..., list[float]]]] = [
+        ("ours", ours),
+        ("known", known),
+        ("ahead", lambda *given, **named: ahead(*given, **named)[0]),
+        ("(store)", lambda *given, **named: ahead(*given, **named)[1]),
+        ("lru", lru),
+        ("random", random_eviction),
+    ]
     print(f"{'objects':>8} {'cache':>6} {'order':>10} {'best':>6}", *(f"{name:>7}" for name, _ in policies))
     for number, share, shuffled in [
         (200, 0.5, True), (200, 0.5, False), (200, 0.25, True), (200, 0.1, True), (1000, 0.5, True), (40, 0.5, True),

@@ -26,7 +26,7 @@ from wds_async.redact import redact
 from wds_async.shardlists import lists, spec
 from wds_async.shardlists.canonical import check_canonical, samples_counted
 from wds_async.shardlists.mixture import Mixture
-from wds_async.shardlists.plan import ShardPlan, log_seed, shuffle_buffer, shuffle_seed
+from wds_async.shardlists.plan import ShardPlan, announce_epoch, log_seed, shuffle_buffer, shuffle_seed
 from wds_async.stages import Traits
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.tar.group import base_plus_ext
@@ -285,7 +285,7 @@ class WebDataset(DataPipeline, FluidInterface):
 
     def _run_once(self, iteration: Any) -> Iterator[Any]:
         """Run the stages once; with ``equal`` to as many items as other ranks get."""
-        start, equal = functools.partial(super()._run_once, iteration), self.equal_steps
+        start, equal = functools.partial(self._begun, iteration), self.equal_steps
         if equal is None or (equal.steps is None and self._steps_by_loader and world.torch_worker() is not None):
             return start()
         if equal.steps is None and world.torch_worker() is not None and world.place().world_size > 1:
@@ -294,6 +294,11 @@ class WebDataset(DataPipeline, FluidInterface):
                 " use WebLoader in place of DataLoader, or give steps="
             )
         return in_step(start, equal, self._rewind, iteration)
+
+    def _begun(self, iteration: Any) -> Iterator[Any]:
+        items = super()._run_once(iteration)
+        announce_epoch(self.pipeline)  # the stages have counted it now
+        return items
 
     def _rewind(self) -> None:
         """Make the next run that of the same epoch, in this worker."""

@@ -82,7 +82,7 @@ def service_page() -> str:
     seen = SimpleNamespace(
         config=ServiceConfig(), cache=SimpleNamespace(statistics=CacheStats), fetcher=SimpleNamespace(held_bytes=0),
         traffic=traffic, plans=plans, cost_limit=ServiceCostLimit(traffic, PriceTable.load(None)), meters=meters,
-        readiness=SimpleNamespace(why_not=""), peers=None,
+        readiness=SimpleNamespace(why_not=""), peers=None, orders=plans,
     )  # fmt: skip
     return metrics_page(seen).decode()
 

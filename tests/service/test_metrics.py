@@ -46,6 +46,8 @@ NAMES = {
     "wds_window_bytes": (),
     "wds_window_limit_bytes": (),
     "wds_plans": (),
+    "wds_orders": (),
+    "wds_order_bytes_total": (),
     "wds_plan_bytes_total": (),
     "wds_cost_dollars": ("bound", "origin"),
     "wds_cost_limit_dollars": (),

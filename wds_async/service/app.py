@@ -112,6 +112,7 @@ async def _read(context: Context, exchange: Exchange, path: str, query: str) -> 
     exchange.named = named = await _named(context, path, query)
     if request.method == "GET":
         context.plans.heard(exchange.client, named.url)
+        context.orders.heard(named.url)
     return await objects.answer(context, exchange, named)
 
 
@@ -139,6 +140,16 @@ async def _plan(context: Context, exchange: Exchange) -> HttpResponse:
         message = json.loads(await request.read(context.config.header_timeout_s))
     except (ValueError, RecursionError):
         raise Refusal(400, 'a plan is JSON: {"shards": [URL, …], "ahead": 8, "position": 0}', "plan") from None
+    if isinstance(message, dict) and "order" in message:
+        try:
+            await context.orders.announce(message["order"], exchange.client, relayed=bool(message.get("relayed")))
+        except Refusal as exn:
+            if "shards" not in message:
+                raise
+            logger.info("the order of an epoch is not known: %s", exn.message)
+        else:
+            if "shards" not in message:
+                return json_response({})
     process = request.connection.process
     bound = process if process > 0 else None
     return json_response(await context.plans.answer(message, client=exchange.client, bound=bound))

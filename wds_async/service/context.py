@@ -16,6 +16,7 @@ from wds_async.service.limits import InFlightRequests, RateLimit
 from wds_async.service.listing import Listings
 from wds_async.service.metrics import Meters
 from wds_async.service.names import ObjectName
+from wds_async.service.orders import EpochOrders
 from wds_async.service.peers import Peers
 from wds_async.service.prefetch import PrefetchPlans
 from wds_async.service.send_fd import ReadOnlyFolder
@@ -55,6 +56,7 @@ class Context:
     archives: Archives
     listings: Listings
     plans: PrefetchPlans
+    orders: EpochOrders
     call: Call
     read_only: ReadOnlyFolder | None = None
     peers: Peers | None = None

@@ -115,6 +115,7 @@ async def _handed(context: Context, exchange: Exchange, named: ObjectName) -> Ht
         held.served(held.size)
         exchange.api, exchange.sent = "handed", held.size
     context.plans.heard(exchange.client, named.url)
+    context.orders.heard(named.url)
     log_handed(exchange.request.connection, named.url)
     return HttpResponse(sent=True)
 

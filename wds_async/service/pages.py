@@ -99,6 +99,8 @@ def metrics_page(context: Context) -> bytes:
     page.gauge("wds_window_limit_bytes", "The most that they may take.", context.config.memory_bytes)
     page.gauge("wds_plans", "Plans of clients that are followed.", len(context.plans))
     page.counter("wds_plan_bytes", "Bytes fetched by plans.", context.plans.fetched_bytes)
+    page.gauge("wds_orders", "Orders of epochs that loaders have announced.", len(context.orders))
+    page.counter("wds_order_bytes", "Bytes fetched by them.", context.orders.fetched_bytes)
     _add_peers(page, context.peers)
     page.gauge("wds_ready", "1 while the service takes requests.", int(not context.readiness.why_not))
     page.gauge("wds_build_info", "The version in its label.", [((__version__,), 1)], ("version",))

@@ -36,6 +36,7 @@ async def answer(context: Context, exchange: Exchange, path: str) -> HttpRespons
     named = exchange.named = await _named(context, path)
     start, stop = _range(request.headers.get("range", ""))
     key, number = key_of(named.url), start // CHUNK_BYTES
+    context.orders.heard(named.url)
     client = Client(exchange.client.tenant, exchange.client.name, node=True)
     urgency = _URGENCIES.get(request.headers.get("wds-urgency", ""), Urgency.DEMAND)
     async with _signs(context, exchange):

@@ -273,10 +273,14 @@ class Peers:
             self._memory.give_back(slab)
             raise
 
+    @property
+    def _client(self) -> tuple[str, str]:
+        return "Wds-Client", f"node:{self.ring.own.partition('://')[2] or socket.gethostname()}"
+
     def _encode(self, node: str, wanted: ChunkRequest) -> bytes:
         headers = [
             ("Range", f"bytes={wanted.start}-{wanted.stop - 1}"),
-            ("Wds-Client", f"node:{self.ring.own.partition('://')[2] or socket.gethostname()}"),
+            self._client,
             ("Wds-Urgency", str(int(wanted.urgency))),
         ]
         if wanted.facts is not None:
@@ -335,6 +339,28 @@ class Peers:
         crc = head.fields.get("wds-crc32c", "")
         if crc and crc32c(view) != int(crc):
             raise _Passed("the checksum of a chunk is not that of its bytes")
+
+    async def tell(self, path: str, message: Any, more: Any) -> None:
+        """Send ``message`` to all other members that answer, and ``more`` to those that answer 404 to it. What becomes
+        of it is of no consequence."""
+        for member in self.ring.members:
+            if member == self.ring.own:
+                continue
+            for one in (message, more):
+                if member in self._down or await self._post(member, path, one) != 404:
+                    break
+
+    async def _post(self, member: str, path: str, message: Any) -> int:
+        """Send a message and return the status of the answer; 0 without one."""
+        body = json.dumps(message).encode()
+        fields = [("Content-Type", "application/json"), ("Content-Length", str(len(body))), self._client]
+        fields += [("Authorization", f"Bearer {self._token}")] if self._token else []
+        raw = b"POST" + request_bytes(f"{member}{path}", fields).removeprefix(b"GET") + body
+        try:
+            return (await self._exchange(member, raw, _thrown_away)).status
+        except (OSError, TimeoutError, ValueError) as exn:
+            logger.debug("peers: %s was not told: %r", member, exn)
+            return 0
 
     # -- health
 

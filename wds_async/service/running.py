@@ -34,6 +34,7 @@ from wds_async.service.http_server import ClientConnections
 from wds_async.service.limits import FairScheduler, InFlightRequests, RateLimit, SpentFile
 from wds_async.service.listing import Listings
 from wds_async.service.metrics import Meters
+from wds_async.service.orders import EpochOrders
 from wds_async.service.peers import MEMORY_SHARE, Peers
 from wds_async.service.prefetch import PrefetchPlans
 from wds_async.service.send_fd import ReadOnlyFolder
@@ -195,6 +196,8 @@ class Service:
                 logger.warning("no control socket in %s: %s; `wds-async cache` cannot reach this service", folder, exn)
         ends.push_async_callback(context.plans.close)
         await context.plans.start()
+        ends.push_async_callback(context.orders.close)
+        await context.orders.start()
         ends.callback(context.access.audit.close)
         await self._listen(ends)
         tending = asyncio.create_task(self._tend(), name="tend")
@@ -252,6 +255,7 @@ class Service:
             archives=Archives(),
             listings=Listings(fetcher.entries, check=allowed.check),
             plans=PrefetchPlans(cache, config, allowed),
+            orders=EpochOrders(cache, config, allowed, call, peers),
             call=call,
             read_only=read_only,
             peers=peers,

@@ -21,11 +21,12 @@ from wds_async.shardlists import lists
 from wds_async.shardlists.canonical import CanonicalSplit
 from wds_async.shardlists.lists import DirectoryShardList, MultiShardSample, ResampledShards, SimpleShardList
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
+from wds_async.storage.order import announce_order
 
 if TYPE_CHECKING:
     from wds_async.shardlists.spans import SampleOffsets
 
-__all__ = ["ShardPlan", "log_seed", "shuffle_buffer", "shuffle_seed"]
+__all__ = ["ShardPlan", "announce_epoch", "log_seed", "shuffle_buffer", "shuffle_seed"]
 
 logger = logging.getLogger("wds_async")
 
@@ -213,6 +214,25 @@ class ShardPlan:
             if first and isinstance(first[0], Mapping):  # {"url": …}, to be iterated anew each epoch
                 return urls
         return SimpleShardList(urls, storage_options=self.storage_options)
+
+
+def announce_epoch(stages: Sequence[Any]) -> None:
+    """Note the order of the epoch that has just begun, for a service that reads for this process: where it follows from
+    a list and a seed, and ranks and workers take their shares by turns. Once for the workers of a rank."""
+    here, shards = world.place(), stages[0]
+    if here.worker or len(stages) < 4 or not isinstance(shards, SimpleShardList) or shards.seed is not None:
+        return
+    shuffled = stages[1] if isinstance(stages[1], shuffling.epochshuffle | shuffling.detshuffle) else None
+    behind = 1 if shuffled is None else 2
+    if list(stages[behind : behind + 2]) != [lists.split_by_node, lists.split_by_worker]:
+        return
+    facts: dict[str, Any] = {"kind": "listed", "epoch": 0}
+    if shuffled is not None:
+        facts = {"kind": "epoch", "seed": world.seed_number(shuffled.seed), "epoch": max(0, shuffled.epoch)}
+    if isinstance(shuffled, shuffling.detshuffle):
+        facts |= {"kind": "buffer", "size": shuffled.bufsize, "initial": shuffled.initial}
+    if isinstance(facts.get("seed", 0), int):
+        announce_order(shards.urls, rank=here.rank, world=here.world_size, **facts)
 
 
 def _refuse_empty_ranks(shards: int, ranks: int) -> None:

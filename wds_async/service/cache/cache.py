@@ -18,7 +18,7 @@ from wds_async.errors import ConfigError, CostLimitReached, ShardNotFound, Trans
 from wds_async.redact import redact
 from wds_async.service.cache.disk import OpenFolder, free_bytes, open_folder, take_out_trash
 from wds_async.service.cache.entries import CacheStats, ObjectEntry, resident
-from wds_async.service.cache.fetching import ChunkFetcher, Piece, prefetch, read
+from wds_async.service.cache.fetching import ChunkFetcher, Piece, prefetch, prefetch_owned, read
 from wds_async.service.cache.index import CHUNK_BYTES, IndexRow, Totals, key_of
 from wds_async.service.cache.open_entries import OpenEntries, Scrub, Verified
 from wds_async.service.cache.origin import (
@@ -32,7 +32,7 @@ from wds_async.service.cache.origin import (
     UnlimitedScheduler,
     Urgency,
 )
-from wds_async.service.cache.policy import Policy
+from wds_async.service.cache.policy import Future, Policy
 from wds_async.service.cache.writeback import Disk, Journal
 from wds_async.storage.base import Call
 from wds_async.storage.http.messages import pins_version
@@ -127,6 +127,17 @@ class CachedObject:
         """Bring bytes ``[start, stop)`` onto the disk and return how many are there, from ``start`` on: fewer if there
         is no room. Raises the errors of `wds_async.errors`."""
         return await prefetch(self._entry, self._cache.fetching, self._client, start, stop, urgency)
+
+    def owned_bytes(self) -> int:
+        """Return how many bytes of the chunks that are this node's are on disk."""
+        chunks = self._entry.chunks
+        numbers = self._entry.owned_numbers(self._cache.fetching.nodes)
+        return sum(chunks.length(number) for number in numbers if number in chunks)
+
+    async def fetch_owned(self, urgency: Urgency = Urgency.PLAN) -> bool:
+        """Bring the chunks that are this node's onto the disk; False if there is no room for all of them. Raises the
+        errors of `wds_async.errors`."""
+        return await prefetch_owned(self._entry, self._cache.fetching, self._client, urgency)
 
     def distrust(self) -> None:
         """Report that a read of the file came short, failed or was wrong: each chunk is verified again before it is
@@ -234,6 +245,7 @@ class ChunkCache:
         self._writers = writers
         self._stats = CacheStats()
         self._nodes = nodes
+        self._future: Future | None = None
         self._lookups: dict[tuple[str, bool, bool], _Lookup] = {}
         self._unanswering: set[str] = set()  # stores that did not answer when a copy was to be revalidated
         self._opened: OpenFolder | None = None
@@ -250,6 +262,7 @@ class ChunkCache:
         if opened is not None:
             files, index, broken = opened.files, opened.index, opened.mark_broken
         policy = Policy(self.limit_bytes, self._chunk_bytes, quotas, totals)
+        policy.future = self._future
         disk = Disk(files, self._call, self._stats, self._clock, self._writers)
         journal = Journal(index, self._call, policy, self._clock, self._wall, totals.next_id, broken)
         self.fetching = ChunkFetcher(origin, scheduler, policy, disk, journal, self._stats, self._nodes)
@@ -263,6 +276,10 @@ class ChunkCache:
         before, self.settings = self.settings, replace(self.settings, **settings)
         if before.scrub_bytes_per_s != self.settings.scrub_bytes_per_s:
             self._restart_scrub()
+
+    def foresee(self, future: Future) -> None:
+        """Evict by ``future`` from now on, which tells when objects are needed next."""
+        self._future = self.fetching.policy.future = future
 
     # -- life
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from wds_async.service.cache.disk import DataFile
 from wds_async.service.cache.index import Chunks, IndexRow
-from wds_async.service.cache.origin import Client, Urgency
+from wds_async.service.cache.origin import Client, Nodes, Urgency
 from wds_async.service.cache.policy import Resident
 from wds_async.storage.base import Checksum
 from wds_async.transfer.ranges import Facts
@@ -170,6 +171,11 @@ class ObjectEntry:
         """Bytes of disk of its chunks that stay."""
         chunks = self.chunks
         return sum(cost(chunks.length(n)) for n in chunks.numbers() if n not in chunks.on_probation)
+
+    def owned_numbers(self, nodes: Nodes | None) -> Sequence[int]:
+        """Return the numbers of its chunks that are this node's; its size is known."""
+        count = self.chunks.count or 0
+        return range(count) if nodes is None else nodes.owned(self.key, count)
 
     def needed(self, number: int) -> bool:
         """Return whether a reader needs this chunk soon, or holds its bytes."""

@@ -26,7 +26,7 @@ from wds_async.service.cache.policy import ChunkId, Policy
 from wds_async.service.cache.writeback import Disk, Journal
 from wds_async.transfer.ranges import Unranged
 
-__all__ = ["AHEAD_CHUNKS", "ChunkFetcher", "DiskPiece", "Piece", "prefetch", "read"]
+__all__ = ["AHEAD_CHUNKS", "ChunkFetcher", "DiskPiece", "Piece", "prefetch", "prefetch_owned", "read"]
 
 AHEAD_CHUNKS = 16  # chunks of read-ahead: 32 MiB
 _AHEAD_IN_MEMORY = 2  # the same for what cannot be put on disk
@@ -449,17 +449,40 @@ async def prefetch(
             if stream is not None:
                 await stream.past(_TO_THE_END)
         elif entry.chunks.size is not None:
-            await _prefetch_chunks(entry, fetching, reader, start, min(stop or _TO_THE_END, entry.chunks.size))
+            stop_at = min(stop or _TO_THE_END, entry.chunks.size)
+            await _prefetch_chunks(entry, fetching, reader, entry.chunks.over(start, stop_at))
     finally:
         fetching.leave(entry, reader)
     return entry.chunks.ready(start, stop or _TO_THE_END, on_probation=True) - start
 
 
+async def prefetch_owned(entry: ObjectEntry, fetching: ChunkFetcher, client: Client, urgency: Urgency) -> bool:
+    """Bring the chunks that are this node's onto the disk, and return True; False, without a request, if there is no
+    room for them among those that stay."""
+    if entry.in_order or not entry.chunks.size:
+        return True
+    reader, chunks = ObjectReader(client, urgency), entry.chunks
+    if entry.discovered >= 0:
+        fetching.count_ahead(entry, chunks.length(entry.discovered))
+        entry.discovered = -1
+    fetching.enter(entry, reader, 0, None)
+    try:
+        own = entry.owned_numbers(fetching.nodes)
+        missing = [number for number in own if number not in chunks.trusted]
+        new = [number for number in missing if number not in chunks and number not in entry.fetches]
+        if sum(cost(chunks.length(number)) for number in new) > fetching.policy.reserved(entry.id):
+            return False
+        await _prefetch_chunks(entry, fetching, reader, missing)
+    finally:
+        fetching.leave(entry, reader)
+    return all(number in chunks and number not in chunks.on_probation for number in own)
+
+
 async def _prefetch_chunks(
-    entry: ObjectEntry, fetching: ChunkFetcher, reader: ObjectReader, start: int, stop: int
+    entry: ObjectEntry, fetching: ChunkFetcher, reader: ObjectReader, numbers: Iterable[int]
 ) -> None:
     waiting: list[ChunkFetch] = []
-    for number in entry.chunks.over(start, stop):
+    for number in numbers:
         if not fetching.disk.usable or entry.gone:
             return
         if number not in entry.chunks.trusted:

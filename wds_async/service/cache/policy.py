@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -10,7 +11,7 @@ from typing import Any
 
 from wds_async.service.cache.index import Totals
 
-__all__ = ["ChunkId", "Intervals", "Placement", "Policy", "Probation", "Resident"]
+__all__ = ["ChunkId", "Future", "Intervals", "Placement", "Policy", "Probation", "Resident"]
 
 _STEPS = 4  # to each doubling
 _TAIL = 0.02  # of the weight may lie above what is called usual
@@ -57,6 +58,9 @@ class Intervals:
 
 ChunkId = tuple[int, int]  # an entry's number, and which of its chunks
 Which = Callable[[int], bool]
+Future = Callable[[str, bool], float | None]
+"""``future(key, running)``: when the object with this key is needed next, by any clock; None if that is unknown.
+``running``: whether that it is being read counts as a need, or what comes after that is asked for."""
 
 
 def _every(number: int) -> bool:
@@ -134,6 +138,7 @@ PROBATION_SHARE = 0.04
 _LEAST_PROBATION_CHUNKS = 2
 _UNLEARNED = 4  # times the cache's size
 _MOST_LOOKED_AT = 4096
+_MOST_RANKED = 512
 _MOST_REMEMBERED = 1 << 17
 
 
@@ -186,6 +191,8 @@ class Policy:
         self.now = int(totals.state.get("now", 0))
         self.unseen = totals.entries  # entries of the index that the policy does not know
         self.quotas: Mapping[str, float] = quotas or {}
+        self.future: Future | None = None
+        """When objects are needed next, where loaders have announced it."""
         self.evictions = self.evicted_bytes = 0
         self._chunk_bytes = chunk_bytes
         self._tenants: dict[str, int] = dict(totals.by_tenant)
@@ -307,6 +314,11 @@ class Policy:
                 return Placement(True, evicted)
         gone = self.probation.put((entry, number), count, wanted, held)
         return None if gone is None else Placement(False, gone=tuple(gone))
+
+    def reserved(self, entry: int) -> int:
+        """Return the bytes of room that are kept free for an entry's chunks."""
+        resident = self._find(entry)
+        return 0 if resident is None else resident.bytes - resident.held
 
     def roomy(self, entry: int) -> bool:
         """Return whether there is room for chunks that are fetched ahead."""
@@ -449,8 +461,8 @@ class Policy:
             self._warm.move_to_end(entry)
 
     def _room_for(self, missing: int, of: Resident, but: int) -> tuple[int, ...] | None:
-        """Make room for ``missing`` bytes of an entry: evict stale entries (for a pinned one others too) and return
-        them, or None if that is not enough."""
+        """Make room for ``missing`` bytes of an entry: evict stale entries (for a pinned one others too), and those
+        that are needed later than this one, if that is known. Return them; None if that is not enough."""
         tenant = of.tenant
         over = self.resident_bytes + missing - self.room_bytes
         over_quota = 0
@@ -460,8 +472,9 @@ class Policy:
             return None
         gone: list[int] = []
         oldest_last: float = self.now - self.patience_bytes if over > 0 or over_quota > 0 else 0
+        future = self.future
         if self.is_pinned(of.key):
-            oldest_last = math.inf
+            oldest_last, future = math.inf, None
         if over > 0 and not of.copied:
             over -= self._copies_to_evict(over, but, gone)
         for pile in (self._cold, self._warm):
@@ -470,10 +483,38 @@ class Policy:
                     break
                 if resident.readers or entry == but or (over <= 0 and resident.tenant != tenant) or entry in gone:
                     continue
+                if future is not None and future(resident.key, True) is not None:
+                    continue
                 gone.append(entry)
                 over -= resident.bytes
                 over_quota -= resident.bytes if resident.tenant == tenant else 0
+        need = None if future is None or max(over, over_quota) <= 0 else future(of.key, False)
+        if need is not None:
+            over, over_quota = self._later_than(need, tenant, but, over, over_quota, gone)
         return None if over > 0 or over_quota > 0 else self._evict(gone)
+
+    def _later_than(
+        self, need: float, tenant: str, but: int, over: int, over_quota: int, gone: list[int]
+    ) -> tuple[int, int]:
+        """Add entries that are needed after ``need`` to ``gone``, the last one first (Belady, 1966), until there is
+        room, and return what is then missing. Of many entries those used last are compared: what was used in this
+        epoch is needed in the next one only."""
+        assert self.future is not None
+        later: list[tuple[float, int, Resident]] = []
+        for pile in (self._warm, self._cold):
+            for entry, resident in itertools.islice(reversed(pile.items()), _MOST_RANKED):
+                if resident.readers or entry == but or entry in gone:
+                    continue
+                if (after := self.future(resident.key, True)) is not None and after > need:
+                    later.append((after, entry, resident))
+        for _, entry, resident in sorted(later, key=lambda one: one[:2], reverse=True):
+            if over <= 0 and over_quota <= 0:
+                break
+            if over > 0 or resident.tenant == tenant:
+                gone.append(entry)
+                over -= resident.bytes
+                over_quota -= resident.bytes if resident.tenant == tenant else 0
+        return over, over_quota
 
     def _copies_to_evict(self, over: int, but: int, gone: list[int]) -> int:
         """Add entries with copies of other nodes' chunks to ``gone``, the least recently used first, and return their

@@ -1,4 +1,5 @@
-"""Plans for our own service: the shards that will be read soon, which it fetches ahead (``POST /v1/plan``).
+"""Plans for our own service: the shards that will be read soon, which it fetches ahead (``POST /v1/plan``), and with
+them the order of the epoch, where it is known (`storage.order`).
 
 A hint, and never more: at most one message is in flight, nothing waits for it, and errors are ignored. After an error
 the service gets no hint for some time. AIStore gets none at all.
@@ -21,6 +22,7 @@ from typing import Any
 from wds_async import environment
 from wds_async.storage.base import Request
 from wds_async.storage.deadlines import with_deadline
+from wds_async.storage.order import ShardOrder, announced
 
 __all__ = ["Announcer"]
 
@@ -48,6 +50,7 @@ class Announcer:
         self._task: asyncio.Task[None] | None = None
         self._request: Request | None = None
         self._not_before = 0.0
+        self._order: ShardOrder | None = None
         self._changed = self._sent = self._closed = False
 
     def expect(self, urls: Iterable[str]) -> None:
@@ -91,9 +94,13 @@ class Announcer:
                 shards = list(self._ahead)
                 job = next(filter(None, map(environment.variable, _JOBS)), "")
                 plan = {"client": self.client, "job": job, "shards": shards, "ahead": len(shards), "position": 0}
+                order = announced()
+                if order is not None and order is not self._order and (message := order.message()):
+                    plan["order"] = message
                 status = await self._exchange("POST", "/v1/plan", plan, _TIMEOUT_S)
                 if not 200 <= status < 300:
                     raise OSError(f"status {status}")
+                self._order = order
                 await asyncio.sleep(_GATHER_S[1])
         except Exception as exn:
             self._not_before = time.monotonic() + _LEAVE_ALONE_S
