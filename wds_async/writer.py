@@ -28,7 +28,7 @@ from wds_async.redact import redact
 from wds_async.storage.options import StorageOptions
 from wds_async.storage.sink import Sink, open_sink, publish_text
 from wds_async.tar.index import DaliIndex, MemberEntry, dali_name, shard_list, shard_list_name
-from wds_async.tar.write import NameRules, compressed, compression
+from wds_async.tar.write import NameRules, compressed, compression, member_header
 
 __all__ = [
     "ShardWriter", "TarWriter", "add_handlers", "bytestr", "cbor_dumps", "default_handlers",
@@ -375,14 +375,10 @@ class TarWriter:
         return value
 
     def _header(self, key: str, field: str, size: int, mtime: float) -> bytes:
-        info = tarfile.TarInfo(f"{key}.{field}")
-        info.size, info.mode, info.uname, info.gname = size, self.mode, self.user, self.group
-        info.mtime = mtime if self.format == tarfile.PAX_FORMAT else int(mtime)
+        owner: dict[str, Any] = {"mode": self.mode, "user": self.user, "group": self.group}
         try:
-            return info.tobuf(tarfile.USTAR_FORMAT if self.format is None else self.format, "utf-8", "surrogateescape")
+            return member_header(f"{key}.{field}", size, mtime, **owner, format=self.format)
         except ValueError as exn:
-            if self.format is None:
-                return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
             raise ConfigError(
                 f"sample {key!r}: the header of field {field!r} cannot be written ({exn}); USTAR holds names of 100"
                 " bytes, or 255 with folders, and sizes below 8 GiB: shorten the key, or leave format= away"
