@@ -192,6 +192,15 @@ def test_buffers_of_every_kind() -> None:
 # -- files ----------------------------------------------------------------------------------------------------------
 
 
+def test_parts_of_every_size_are_written_in_their_order() -> None:
+    sizes = (70_000, 0, 4096, 4097, 5, 65_536, 511, 513)
+    sample = {"__key__": "a", **{f"f{n}": bytes([n + 1]) * size for n, size in enumerate(sizes)}}
+    data = in_memory(sample, mtime=0)
+    assert [(entry[0], entry[-1]) for entry in entries(data)] == [
+        (f"a.f{n}", sample[f"f{n}"]) for n in range(len(sizes))
+    ]
+
+
 def test_a_file_appears_only_when_it_is_complete(tmp_path: Path) -> None:
     path = tmp_path / "x.tar"
     with TarWriter(path) as sink:

@@ -15,7 +15,7 @@ import tarfile
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import IO, Any
 
@@ -42,6 +42,7 @@ Path = str | os.PathLike[str]
 
 logger = logging.getLogger("wds_async")
 
+_JOINED_BYTES = 4 << 10  # a part of at most so many is joined with its neighbours
 _SMALL_BYTES = 64 << 10  # below this, joining a sample's parts costs less than handing them on one by one
 _MOST_OVERHEAD = 0.3
 _JUDGED_BYTES = 1 << 20  # a tar of a few samples says nothing about the share of headers
@@ -347,7 +348,7 @@ class TarWriter:
         for entry in entries:
             self._entries.add(entry)  # type: ignore[union-attr]
         try:
-            for part in [b"".join(parts)] if total <= _SMALL_BYTES else parts:
+            for part in [b"".join(parts)] if total <= _SMALL_BYTES else _joined(parts):
                 self.tarstream.write(part)
         except BaseException:  # part of it may be written: what followed would be no tar
             self.discard()
@@ -429,6 +430,19 @@ class TarWriter:
         if getattr(self, "tarstream", None) is not None and self._pid == os.getpid():
             self.close()
             warnings.warn("a TarWriter was never closed; it is now, use `with`", ResourceWarning, stacklevel=1)
+
+
+def _joined(parts: Iterable[Any]) -> Iterator[Any]:
+    """Yield the same bytes with all that is between large parts joined: each write costs several calls."""
+    small: list[Any] = []
+    for part in parts:
+        if len(part) <= _JOINED_BYTES:
+            small.append(part)
+        else:
+            yield b"".join(small)
+            yield part
+            small.clear()
+    yield b"".join(small)
 
 
 class _CountedOutput:
