@@ -188,15 +188,15 @@ def test_epochs_of_a_list_as_it_is_are_counted(serve: Callable[..., Inside]) -> 
 # -- loaders
 
 
-@pytest.mark.parametrize("shuffle", ["epoch", 3, False])
+@pytest.mark.parametrize(("shuffle", "local"), [("epoch", False), (3, False), (False, False), ("epoch", True)])
 def test_a_loader_announces_its_epochs(
-    shuffle: Any, serve: Callable[..., Inside], origin: Origin, monkeypatch: pytest.MonkeyPatch
+    shuffle: Any, local: bool, serve: Callable[..., Inside], origin: Origin, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The order that the service then expects is the one in which the samples come."""
     for number in range(8):
         origin.add(f"d/{number:03}.tar", make_shard({f"{number}": sample_fields(number)}))
-    service = serve(folder="cache")
-    monkeypatch.setenv("AIS_ENDPOINT", service.base)
+    service = serve(folder="cache", socket="socket")
+    monkeypatch.setenv("AIS_ENDPOINT", f"unix:{service.config.socket}" if local else service.base)
     dataset = wds.WebDataset("ais://b/{000..007}.tar", shardshuffle=shuffle, seed=5)
     for epoch in range(2):
         samples = iter(dataset)

@@ -74,7 +74,7 @@ class SummedSink:
 
     def write(self, data: Data) -> int:
         """Take all of ``data``; returns its bytes."""
-        self._digest.update(data)
+        self._digest.update(memoryview(data))
         self.bytes += len(data)
         return self._pass_on(data)
 

@@ -141,15 +141,10 @@ async def _plan(context: Context, exchange: Exchange) -> HttpResponse:
     except (ValueError, RecursionError):
         raise Refusal(400, 'a plan is JSON: {"shards": [URL, …], "ahead": 8, "position": 0}', "plan") from None
     if isinstance(message, dict) and "order" in message:
-        try:
+        if "shards" not in message:
             await context.orders.announce(message["order"], exchange.client, relayed=bool(message.get("relayed")))
-        except Refusal as exn:
-            if "shards" not in message:
-                raise
-            logger.info("the order of an epoch is not known: %s", exn.message)
-        else:
-            if "shards" not in message:
-                return json_response({})
+            return json_response({})
+        context.orders.note(message["order"], exchange.client)
     process = request.connection.process
     bound = process if process > 0 else None
     return json_response(await context.plans.answer(message, client=exchange.client, bound=bound))

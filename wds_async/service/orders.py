@@ -243,6 +243,17 @@ class EpochOrders:
             self._spawn(self.peers.tell("/v1/plan", brief, full))
         self._moved.set()
 
+    def note(self, message: Any, client: Client) -> None:
+        """Take the order of an epoch soon, and log why if it is refused: what it came with does not wait for it."""
+
+        async def noted() -> None:
+            try:
+                await self.announce(message, client)
+            except Refusal as exn:
+                logger.info("orders: that of %s is not taken: %s", redact(str(client)), exn.message)
+
+        self._spawn(noted())
+
     def heard(self, url: str) -> None:
         """Note that an object is requested, by a client or for one of another node."""
         if self._orders:

@@ -135,7 +135,7 @@ def address_of(text: str, port: int, scheme: str) -> str:
         parts = urllib.parse.urlsplit(url)
         host, number = parts.hostname or "", parts.port or port
     except ValueError:
-        host, number = "", 0
+        raise ConfigError(f"peers: {text[:100]!r} is no member; {_EXAMPLES}") from None
     plain = parts.scheme in ("http", "https") and parts.path in ("", "/") and not parts.query and "@" not in url
     if not host or not plain or not number or any(char.isspace() for char in url):
         raise ConfigError(f"peers: {text[:100]!r} is no member; {_EXAMPLES}")

@@ -36,5 +36,3 @@ def main(parent: Connection) -> None:
         return
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGTERM)
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
