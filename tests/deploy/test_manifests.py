@@ -289,8 +289,8 @@ def test_tokens_are_drawn_anew_for_each_checkout_and_kept(tmp_path: Path) -> Non
     assert drawn[0] != drawn[1]
 
 
-@pytest.mark.parametrize(("component", "shown"), [("host-port", "hostPort: 51080"), ("on-delete", "type: OnDelete")])
-def test_components_change_what_they_are_for(component: str, shown: str, tmp_path: Path) -> None:
+def with_component(component: str, tmp_path: Path) -> tuple[str, str]:
+    """The manifests of an overlay with a component, and without it."""
     copy = tmp_path / "deploy"
     shutil.copytree(DEPLOY, copy)
     run(sys.executable, copy / "render.py")
@@ -299,9 +299,41 @@ def test_components_change_what_they_are_for(component: str, shown: str, tmp_pat
     (overlay / "kustomization.yaml").write_text(
         f"resources: [../bare-metal]\ncomponents: [../../components/{component}]\n", encoding="utf-8"
     )
-    text = run(tool("kubectl"), "kustomize", overlay)
+    return run(tool("kubectl"), "kustomize", overlay), run(
+        tool("kubectl"), "kustomize", copy / "overlays" / "bare-metal"
+    )
+
+
+@pytest.mark.parametrize(
+    ("component", "shown"),
+    [("host-port", "hostPort: 51080"), ("on-delete", "type: OnDelete"), ("cluster", "clusterIP: None")],
+)
+def test_components_change_what_they_are_for(component: str, shown: str, tmp_path: Path) -> None:
+    text, without = with_component(component, tmp_path)
     assert shown in text
-    assert shown not in run(tool("kubectl"), "kustomize", copy / "overlays" / "bare-metal")
+    assert shown not in without
+
+
+def test_services_of_a_cluster_find_and_reach_each_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [one for one in yaml.safe_load_all(with_component("cluster", tmp_path)[0]) if one]
+    pod = only(found, "DaemonSet")["spec"]["template"]
+    (serve,) = pod["spec"]["containers"]
+    env = {one["name"]: one for one in serve["env"]}
+    assert env["WDS_PEER_ADDRESS"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+    (service,) = [one for one in found if one["metadata"]["name"] == "wds-async-peers"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    port = serve["ports"][0]["containerPort"]
+    assert env["WDS_PEERS"]["value"] == f"dns:{service['metadata']['name']}:{port}"
+    monkeypatch.setenv("WDS_PEERS", env["WDS_PEERS"]["value"])
+    monkeypatch.setenv("WDS_PEER_ADDRESS", "10.0.0.7")
+    config = load_config(None, folder="")
+    assert (config.peers, config.peer_address) == ((env["WDS_PEERS"]["value"],), "10.0.0.7")
+    policy = only(found, "NetworkPolicy")["spec"]
+    others = {"podSelector": {"matchLabels": service["spec"]["selector"]}}
+    assert [rule["ports"] for rule in policy["ingress"] if others in rule["from"]] == [
+        [{"port": port, "protocol": "TCP"}]
+    ]
+    assert [rule["ports"] for rule in policy["egress"] if others in rule["to"]] == [[{"port": port, "protocol": "TCP"}]]
 
 
 def test_every_taint_is_tolerated_and_cloud_dns_is_reached() -> None:
