@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import random
 import signal
@@ -13,15 +14,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.finished import SAMPLES, write_job
+from tests.packages import need_package
 from tests.servers import Origin
 from tests.servers.shards import make_shard
 from wds_async.distributed import raydata
-from wds_async.errors import ConfigError, UrlError
+from wds_async.errors import ChecksumMismatch, ConfigError, TruncatedShard, UrlError
 from wds_async.handlers import ignore_and_continue
 
 RUNS = 40 if os.environ.get("WDS_TEST_ALL_POINTS") == "1" else 6
 
-pytestmark = [pytest.mark.usefixtures("ray"), pytest.mark.filterwarnings("ignore::DeprecationWarning")]
+pytestmark = [
+    pytest.mark.usefixtures("ray"),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
+    pytest.mark.timeout(240),  # Ray starts a process for each worker, and those of Ray Train import torch
+]
 
 
 def contents(shards: int = 4, samples: int = 50, size: int = 2000) -> list[dict[str, dict[str, bytes]]]:
@@ -86,10 +93,77 @@ def test_it_works_with_operators_and_iterators_of_ray(tmp_path: Path) -> None:
     assert sorted(parts[0] + parts[1]) == list(range(200))
 
 
+def _train(config: dict[str, Any]) -> None:
+    """Write down the samples that this worker of Ray Train gets, in two epochs."""
+    from ray import train
+
+    rank, shard = train.get_context().get_world_rank(), train.get_dataset_shard("train")
+    for epoch in range(2):
+        batches = shard.iter_torch_batches(
+            batch_size=10, collate_fn=lambda batch: [int(value) for value in batch["cls"]]
+        )
+        Path(config["folder"], f"{epoch}-{rank}").write_text(str([number for batch in batches for number in batch]))
+
+
+def test_ray_train_gets_every_sample_once_an_epoch(tmp_path: Path) -> None:
+    need_package("torch")
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    trainer = TorchTrainer(
+        _train,
+        train_loop_config={"folder": str(tmp_path)},
+        scaling_config=ScalingConfig(num_workers=2),
+        run_config=RunConfig(storage_path=str(tmp_path / "runs")),
+        datasets={"train": raydata.read(write_shards(tmp_path, contents()), fields=["cls"], block_bytes="8K")},
+    )
+    trainer.fit()
+    for epoch in range(2):
+        parts = [ast.literal_eval((tmp_path / f"{epoch}-{rank}").read_text()) for rank in range(2)]
+        assert sorted(parts[0] + parts[1]) == list(range(200))
+        assert all(parts)
+
+
 def test_rows_keep_their_order_where_ray_is_told_to(ray: Any, tmp_path: Path) -> None:
     dataset = raydata.read(write_shards(tmp_path, contents()), fields=["cls"], block_bytes="8K")
     dataset.context.execution_options.preserve_order = True
     assert [int(row["cls"]) for row in dataset.take_all()] == list(range(200))
+
+
+def test_a_few_rows_and_the_schema_read_a_few_shards() -> None:
+    shards = contents(24, 40, 20_000)
+    with Origin({f"/{number}.tar": make_shard(shard) for number, shard in enumerate(shards)}) as origin:
+        urls = [origin.url(f"{number}.tar") for number in range(24)]
+        dataset = raydata.read(urls, concurrency=2)
+        origin.forget()  # the requests that looked the shards up
+        assert {len(rows) for rows in (dataset.take(3), dataset.limit(3).take_all())} == {3}
+        assert dataset.schema().names[3:] == ["bin", "cls"]
+        read = {request.path for request in origin.requests}
+        assert 0 < len(read) <= 12  # a task that has begun reads the first blocks of its shard
+
+
+def test_a_job_is_read_and_its_samples_are_counted_without_reading(tmp_path: Path) -> None:
+    job = write_job(tmp_path, 3)
+    shard = tmp_path / "x-01.tar"
+    assert raydata.read(job).count() == 3 * SAMPLES
+    assert len(rows_by_key(raydata.read(job))) == 3 * SAMPLES
+    data = bytearray(shard.read_bytes())
+    data[600] ^= 1
+    shard.write_bytes(data)
+    assert raydata.read(job).count() == 3 * SAMPLES  # as the list states it
+    with pytest.raises(ChecksumMismatch, match=r"x-01\.tar"):
+        raydata.read(job, expect=["bin"]).count()
+    mix = {"dataset": [{"shards": str(shard)}, {"shards": str(tmp_path / "x-02.tar")}]}
+    with pytest.raises(ConfigError, match=r"a mix of 2 sources.*Dataset\.union"):
+        raydata.read(mix)
+
+
+def test_the_number_of_blocks_is_that_of_tasks_as_far_as_there_are_shards(tmp_path: Path) -> None:
+    shards = contents(4)
+    urls = write_shards(tmp_path, shards)
+    for name, number, blocks in (("override_num_blocks", 2, 2), ("parallelism", 3, 4), ("override_num_blocks", 8, 8)):
+        dataset = raydata.read(urls, **{name: number}).materialize()
+        assert (dataset.num_blocks(), rows_by_key(dataset)) == (blocks, joined(shards))
 
 
 @pytest.mark.parametrize("size", [500, 100_000])
@@ -127,11 +201,11 @@ def test_a_killed_worker_loses_and_doubles_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "died").exists()
 
 
-def test_an_error_names_the_shard(ray: Any, tmp_path: Path) -> None:
+def test_an_error_names_the_shard_and_has_its_class(tmp_path: Path) -> None:
     urls = write_shards(tmp_path, contents(2))
     bad = tmp_path / "in-1.tar"
     bad.write_bytes(bad.read_bytes()[:50_000])
-    with pytest.raises(ray.exceptions.RayTaskError, match=r"in-1\.tar: the shard ends at byte 50000"):
+    with pytest.raises(TruncatedShard, match=r"in-1\.tar: the shard ends at byte 50000"):
         raydata.read(urls).take_all()
     assert 50 < raydata.read(urls, handler=ignore_and_continue).count() < 100
 
@@ -141,7 +215,8 @@ def test_wrong_arguments_are_found_before_anything_is_listed(tmp_path: Path) -> 
         ({"block_bytes": "many"}, "block_bytes='many'"),
         ({"fields": "jpg"}, "fields='jpg'"),
         ({"groups": -1}, "groups=-1"),
-        ({"override_num_blocks": 3}, "override_num_blocks: groups= is the number of tasks"),
+        ({"override_num_blocks": 0}, "override_num_blocks=0"),
+        ({"feilds": ["jpg"]}, "no argument 'feilds'"),
         ({"on_corrupt": "hope"}, "on_corrupt='hope'"),
     ]
     for options, message in wrong:
