@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from wds_async.reading.samples import tarfile_samples
 from wds_async.tar.group import expected, samples
 from wds_async.tar.parse import member_views
 from wds_async.tar.source import ByteSource
+from wds_async.writer import TarWriter
 
 need_package("pyarrow")
 
@@ -185,6 +188,49 @@ def test_one_503_at_a_random_place_loses_nothing(size: int) -> None:
         assert [row["__key__"] for row in rows] == [*content, *content], f"run {run}"
         assert all(row["bin"] == bytes(size) for row in rows)
         assert any(sent.status == 503 for sent in origin.sent)
+
+
+_PEAK = """\
+import sys
+from pathlib import Path
+from wds_async.distributed.raydata.blocks import BlockOptions, read_blocks
+
+def peak():
+    line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) << 10
+
+options = BlockOptions(8 << 20, transfer={"budget_bytes": 32 << 20})
+small, big = sys.argv[1:]
+list(read_blocks([{"url": small}], options))
+before, rows = peak(), sum(table.num_rows for table in read_blocks([{"url": big}], options))
+print(rows, peak() - before)
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
+def test_memory_does_not_grow_with_the_shard(tmp_path: Path) -> None:
+    for name, count in (("small", 2), ("big", 400)):
+        with TarWriter(tmp_path / f"{name}.tar") as writer:
+            for n in range(count):
+                writer.write({"__key__": f"{n:03d}", "bin": bytes(1 << 20)})
+    paths = [str(tmp_path / "small.tar"), str(tmp_path / "big.tar")]
+    done = subprocess.run([sys.executable, "-c", _PEAK, *paths], capture_output=True, text=True, check=True)
+    rows, grown = map(int, done.stdout.split())
+    assert rows == 400
+    assert grown < 100 << 20  # the budget and a few blocks, of a shard of 400 MiB
+
+
+def test_a_url_that_is_no_text_is_named(tmp_path: Path) -> None:
+    url = tmp_path / "x\udcff.tar"
+    url.write_bytes(make_tar([("a.txt", b"1")]))
+    with pytest.raises(ShardFormatError, match=r"the URL '.*x\\udcff\.tar' is not UTF-8"):
+        rows_of([str(url)])
+
+
+def test_urls_and_keys_in_other_scripts_count_as_their_bytes(tmp_path: Path) -> None:
+    url = tmp_path / ("数" * 60 + ".tar")
+    url.write_bytes(make_tar((f"{'鍵' * 20}{n}.txt", b"1") for n in range(100)))
+    assert len(rows_of([str(url)], block_bytes=2000)) == 100  # it compares the bytes of each table
 
 
 def test_a_key_that_is_no_text_is_named(tmp_path: Path) -> None:

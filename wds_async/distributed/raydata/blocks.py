@@ -204,7 +204,9 @@ class TableBuilder:
         """Add a sample of `positions` as a row. Return the table of the rows before it, if it does not fit with them,
         else None."""
         key, url, table, columns = sample["__key__"], sample.shard, None, self.columns
-        size = (len(key) if key.isascii() else 4 * len(key)) + len(url) + _ROW_BYTES + len(columns) * _VALUE_BYTES
+        letters = len(key) + len(url)
+        text = letters if key.isascii() and url.isascii() else 4 * letters  # at most, in UTF-8
+        size = text + _ROW_BYTES + len(columns) * _VALUE_BYTES
         if self._copied + self._bytes + size > self.block_bytes and self._is_full(sample, size):
             table = self.cut(sample)
         row = len(self._keys)
@@ -238,8 +240,8 @@ class TableBuilder:
             return None
         pa, rows = _pyarrow(), len(self._keys)
         meta = [
-            _strings(self._keys, self._urls),
-            pa.array(self._urls, pa.string()),
+            _strings("key", self._keys, self._urls),
+            _strings("URL", self._urls, self._urls),
             pa.array(self._offsets, pa.int64()),
         ]
         for column in self.columns.values():
@@ -269,15 +271,15 @@ def _pyarrow() -> Any:
     return packages.optional("pyarrow", "reading shards as Arrow tables", "ray")
 
 
-def _strings(keys: list[str], urls: list[str]) -> Any:
-    """Return the keys as an Arrow array. ShardFormatError for one that is not UTF-8."""
+def _strings(kind: str, values: list[str], urls: list[str]) -> Any:
+    """Return ``values`` as an Arrow array. ShardFormatError for one that is not UTF-8."""
     pa = _pyarrow()
     try:
-        return pa.array(keys, pa.string())
+        return pa.array(values, pa.string())
     except UnicodeEncodeError:
-        bad = next(row for row, key in enumerate(keys) if not key.isprintable() and _surrogates(key))
+        bad = next(row for row, value in enumerate(values) if not value.isprintable() and _surrogates(value))
         shard = redact(urls[bad])
-        why = f"the key {keys[bad]!r} is not UTF-8, as text in Arrow must be; write the shard again with other names"
+        why = f"the {kind} {redact(values[bad])!r} is not UTF-8, as text in Arrow must be; use other names"
         raise ShardFormatError(f"{shard}: {why}").at(shard, 0) from None
 
 
