@@ -15,8 +15,8 @@ import numpy as np
 import wds_async as wds
 
 __all__ = [
-    "augment", "cached_stage", "fail_at_7", "fork_bomb_once", "interrupted", "kill_at_7", "made_each_time", "shuffled",
-    "slow", "split", "tail", "with_rng",
+    "augment", "cached_stage", "fail_at_7", "fork_bomb_once", "interrupted", "kill_at_7", "kill_while_writing",
+    "later", "made_each_time", "no_bytes", "shuffled", "slow", "split", "tail", "with_rng", "without_key",
 ]  # fmt: skip
 
 Sample = dict[str, Any]
@@ -87,3 +87,27 @@ class made_each_time(wds.PipelineStage):
         for sample in source:
             self.count += 1
             yield {**sample, "count.txt": str(self.count)}
+
+
+async def later(sample: Sample) -> Sample:
+    return sample
+
+
+def without_key(sample: Sample) -> Sample:
+    return {"txt": b"x"}
+
+
+def no_bytes(sample: Sample) -> Sample:
+    return {"__key__": sample["__key__"], "xyz": object()}
+
+
+def kill_while_writing(sample: Sample) -> Sample:
+    """Encoder that ends its process at the first sample that names a file that is not there yet."""
+    mark = sample.pop("mark", "")
+    if mark:
+        try:
+            os.close(os.open(mark, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return sample
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sample

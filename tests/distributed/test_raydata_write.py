@@ -22,9 +22,10 @@ from wds_async.distributed.raydata.sink import ShardSink
 from wds_async.distributed.tasks import Record
 from wds_async.errors import ConfigError, JobChanged, StorageError
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::DeprecationWarning"), pytest.mark.timeout(240)]
 
 SAMPLES = 240
+POINTS = range(3, 240, 6) if os.environ.get("WDS_TEST_ALL_POINTS") == "1" else (3, 200)
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +108,7 @@ def test_the_same_job_writes_nothing_again(tmp_path: Path, ray: Any, source: str
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-@pytest.mark.parametrize("sample", [3, 130, 239])
+@pytest.mark.parametrize("sample", POINTS)
 def test_a_killed_worker_changes_nothing(
     tmp_path: Path, ray: Any, source: str, expected: dict[str, bytes], sample: int
 ) -> None:
@@ -115,6 +116,33 @@ def test_a_killed_worker_changes_nothing(
     raydata.write(dataset, f"{tmp_path}/out/out-{{0000..}}.tar", job="j", shard_bytes="100K")
     assert (tmp_path / "mark").exists()
     assert as_expected(written(tmp_path / "out"), expected)
+
+
+class Marks:
+    """Adds a field with the path of a file to one sample, and to no other."""
+
+    def __init__(self, path: Path, sample: int) -> None:
+        self.path, self.sample = str(path), sample
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {**batch, "mark": [self.path if int(value) == self.sample else "" for value in batch["cls"]]}
+
+
+@pytest.mark.parametrize("sample", POINTS)
+def test_a_process_that_is_killed_while_it_writes_leaves_no_part_of_a_shard(
+    tmp_path: Path, ray: Any, source: str, expected: dict[str, bytes], sample: int
+) -> None:
+    marks = Marks(tmp_path / "mark", sample)
+    dataset = read(source).map_batches(marks.__call__, batch_size=None)
+    output, encoder = f"{tmp_path}/out/out-{{0000..}}.tar", "tests.distributed.functions:kill_while_writing"
+    summary = raydata.write(dataset, output, job="j", shard_bytes="100K", encoder=encoder)
+    assert (tmp_path / "mark").exists()
+    assert (summary.done, summary.samples_out) == (summary.tasks, SAMPLES)
+    files, shards = written(tmp_path / "out"), shards_of(tmp_path / "out" / "_wds" / "j")
+    seen = {name for name in files if not name.startswith(("_wds", "."))}  # a dot: a file that has no name yet
+    assert seen == {os.path.basename(url) for url in shards}
+    samples = {one["__key__"]: one["bin"] for one in WebDataset(shards, shardshuffle=False)}
+    assert samples == {f"{n:06d}": random.Random(n).randbytes(2000) for n in range(SAMPLES)}
 
 
 def test_a_run_that_failed_is_gone_on_with(tmp_path: Path, ray: Any, source: str, expected: dict[str, bytes]) -> None:
@@ -231,3 +259,35 @@ def test_a_second_attempt_finds_the_record(tmp_path: Path, table: Any) -> None:
         ("a", b"1", b"2"),
         ("b", None, b"3"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ({"txt": ["1", None]}, "row 1 of a block of 2, which came from s3://b/b.tar at byte 7: the sample 'b' has no"),
+        ({"foo": [1, 2]}, "row 0 of a block of 2, which came from s3://b/a.tar at byte 0: field 'foo' of sample 'a'"),
+        ({"a/b": [b"1", b"2"]}, "row 0 of a block of 2.* without '/'"),
+        ({"__key__": ["a", "a"], "txt": ["1", "2"]}, "row 1 of a block of 2.* the key 'a'"),
+        ({"__key__": [1, 2], "txt": ["1", "2"]}, "row 0 of a block of 2.* a __key__ of type str"),
+    ],
+)
+def test_rows_that_no_shard_can_hold_are_named(tmp_path: Path, rows: dict[str, Any], message: str) -> None:
+    need_package("ray")
+    import pyarrow as pa
+
+    meta = {"__key__": ["a", "b"], "__url__": ["s3://b/a.tar", "s3://b/b.tar"], "__offset__": [0, 7]}
+    with pytest.raises(ValueError, match=message):
+        sink_of(JobFolder(f"{tmp_path}/_wds/j")).write([pa.table({**meta, **rows})], SimpleNamespace(task_idx=0))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_table_is_made_samples_of_in_slices(tmp_path: Path) -> None:
+    need_package("ray")
+    import pyarrow as pa
+
+    values = [random.Random(n).randbytes(100_000) for n in range(200)]
+    table = pa.table({"__key__": [f"{n:03d}" for n in range(200)], "bin": values, "cls": list(range(200))})
+    folder = JobFolder(f"{tmp_path}/_wds/j")
+    assert sink_of(folder).write([table], SimpleNamespace(task_idx=0)).samples == 200
+    samples = list(WebDataset(str(tmp_path / "0.tar"), shardshuffle=False))
+    assert [(one["bin"], one["cls"]) for one in samples] == [(value, b"%d" % n) for n, value in enumerate(values)]

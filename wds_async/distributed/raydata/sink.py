@@ -24,7 +24,7 @@ from wds_async.distributed.functions import function_named, name_of
 from wds_async.distributed.outputs import Shards, bytes_of, check_template
 from wds_async.distributed.progress import JobSummary
 from wds_async.distributed.tasks import Record, Task, record_of
-from wds_async.errors import ConfigError, JobChanged, ShardNotFound
+from wds_async.errors import ConfigError, JobChanged, ShardNotFound, WdsError
 from wds_async.redact import redact
 from wds_async.storage.options import StorageOptions
 from wds_async.transfer.reader import open_shards
@@ -34,6 +34,7 @@ __all__ = ["ShardSink", "WrittenShard", "write"]
 
 _OPEN_RANGE = re.compile(r"\{(0+)\.\.\}")
 _NAMING = ("__key__", "__url__", "__offset__")
+_SLICE_BYTES = 4 << 20
 
 
 def write(
@@ -52,9 +53,15 @@ def write(
     """Write a Ray dataset as shards, and return what was done.
 
     ``output`` is a template of names: ``"s3://bucket/train-{000000..}.tar"``, or with ``{task:06d}``. Each row is a
-    sample: ``__key__`` is its key; every other column whose name does not begin with ``_`` is a field, where it is not
-    null. ``encoder`` makes bytes of values, see `TarWriter`; workers import a function by its name. A shard consists of
-    the blocks up to the one with which they have ``shard_bytes`` in memory; ``index`` writes DALI's index beside each.
+    sample: ``__key__`` is its key, a str; every other column whose name does not begin with ``_`` is a field. Null
+    leaves the field out, and a row of nulls only is an error. Bytes are written as they are, str as UTF-8; ``encoder``
+    makes bytes of other values by the field's name, see `TarWriter`: int and float for ``cls`` and ``txt``, arrays and
+    tensors for ``npy``, ``pth`` and images, lists and dicts for ``json``. pandas makes floats of whole numbers among
+    which one is missing: ``1.0``. A value without encoder is an error that names the row; workers import an encoder
+    that is a function by its name.
+
+    A shard consists of the blocks up to the one with which they have ``shard_bytes`` in memory, and a task holds them
+    all; ``index`` writes DALI's index beside each.
 
     A record of each shard stands in ``OUT/_wds/JOB/``, and at the end a list of all; ``WebDataset("OUT/_wds/JOB")``
     reads them. When the same job is run again, the shards that have a record are not written again; their rows are
@@ -94,6 +101,8 @@ class WrittenShard:
     task: int
     id: str
     samples: int
+    block_bytes: int
+    """Bytes of its rows in memory."""
     bytes: int
     before: bool = False
     """Whether it had a record when it began."""
@@ -124,11 +133,12 @@ class ShardSink:
         """Write the rows of ``blocks``, in one of Ray's processes."""
         tables = [_table(block) for block in blocks]
         number, samples = int(ctx.task_idx), sum(table.num_rows for table in tables)
+        size = sum(table.nbytes for table in tables)
         task = Task(number, (), {"rows": _hash_of_rows(tables)})
         identity = task.identity(self.description)
         if (there := self._record(number)) is not None:
             self._compare(there, identity)
-            return WrittenShard(number, identity, samples, there.bytes_out, before=True)
+            return WrittenShard(number, identity, samples, size, there.bytes_out, before=True)
         encoder = self.description["encoder"]
         encode = make_encoder(function_named(encoder, "encoder") if isinstance(encoder, str) else encoder, None)
         shards = Shards(
@@ -141,8 +151,7 @@ class ShardSink:
         )
         with shards:
             for table in tables:
-                for sample in _samples(table):
-                    shards.write(sample)
+                _write_rows(shards, table)
         record = Record(
             number,
             identity,
@@ -161,7 +170,7 @@ class ShardSink:
                     f" for the same rows, so {there.outputs[0].url} may not be what its record tells. What makes the"
                     " rows has to give the same every time; run the job again with overwrite=True and another version"
                 )
-        return WrittenShard(number, identity, samples, record.bytes_out, first=first)
+        return WrittenShard(number, identity, samples, size, record.bytes_out, first=first)
 
     def _record(self, number: int) -> Record | None:
         """Return the record of task ``number``, None where there is none. A missing one is asked for once."""
@@ -209,6 +218,7 @@ class ShardSink:
             elsewhere=sum(not one.first for one in self.shards),
             samples_in=samples,
             samples_out=samples,
+            bytes_in=sum(one.block_bytes for one in self.shards),
             bytes_out=sum(one.bytes for one in self.shards if not one.before),
             seconds=seconds,
         )
@@ -233,11 +243,34 @@ def _hash_of_rows(tables: Iterable[Any]) -> str:
     return digest.hexdigest()
 
 
+def _write_rows(shards: Shards, table: Any) -> None:
+    """Write the rows of ``table`` as samples. ValueError for one that cannot be written, with where it came from."""
+    row = 0
+    try:
+        for sample in _samples(table):
+            if len(sample) < 2:
+                raise ValueError(
+                    f"the sample {sample.get('__key__')!r} has no field, and a shard cannot hold it: all columns but"
+                    " those whose names begin with '_' are null. Dataset.filter takes such rows out"
+                )
+            shards.write(sample)
+            row += 1
+    except (WdsError, OSError):
+        raise
+    except Exception as exn:
+        origin = [str(table.column(name)[row]) for name in _NAMING[1:] if name in table.column_names]
+        where = f", which came from {redact(origin[0])} at byte {origin[-1]}" if len(origin) == 2 else ""
+        raise ValueError(f"raydata.write: row {row} of a block of {table.num_rows}{where}: {exn}") from exn
+
+
 def _samples(table: Any) -> Iterator[dict[str, Any]]:
     """Yield the rows of ``table`` as samples. Fields that are null are left out."""
     names = [name for name in table.column_names if name == "__key__" or not name.startswith("_")]
-    for values in zip(*(_values(table, name) for name in names), strict=True):
-        yield {name: value for name, value in zip(names, values, strict=True) if value is not None}
+    step = max(1, table.num_rows * _SLICE_BYTES // max(1, table.nbytes))  # so many rows are Python's at a time
+    for start in range(0, table.num_rows, step):
+        part = table.slice(start, step)
+        for values in zip(*(_values(part, name) for name in names), strict=True):
+            yield {name: value for name, value in zip(names, values, strict=True) if value is not None}
 
 
 def _values(table: Any, name: str) -> Iterable[Any]:
