@@ -19,6 +19,8 @@ ROOT = Path(__file__).parents[1]
 EXAMPLES = sorted((ROOT / "examples").rglob("*.py"))
 # torch_xla wants a TPU, so its example gets a double; Accelerate would take that for a TPU.
 DOUBLES = {"xla_train.py": ROOT / "tests" / "doubles"}
+# Ray warns of its own settings when it is imported.
+WARNS = {"ray_dataset.py": ["-W", "ignore::DeprecationWarning"]}
 # It wants an older huggingface_hub, and many packages for its logs and data sets.
 NOT_IN_CI = {"torchtitan"}
 
@@ -70,8 +72,9 @@ def run(command: list[str], example: Path, cwd: Path) -> str:
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: str(path.relative_to(ROOT / "examples")))
 def test_the_example_runs(example: Path, tmp_path: Path) -> None:
-    need_packages(example, extra_examples())
-    assert run([sys.executable, "-W", "error", str(example)], example, tmp_path) == ""
+    need_packages(example, extra_examples() | {"ray"})
+    options = ["-W", "error", *WARNS.get(example.name, [])]
+    assert run([sys.executable, *options, str(example)], example, tmp_path) == ""
     assert not list(tmp_path.iterdir()), "an example leaves files in the folder it is started in"
 
 
