@@ -248,6 +248,12 @@ VARIABLES: tuple[Variable, ...] = (
             "",
             "this service's own address among them (`peer_address`); unset: found by itself",
         ),
+        (
+            "WDS_PEER_NAME",
+            TEXT,
+            "",
+            "a name of it that stays when its address changes, such as its node's (`peer_name`)",
+        ),
         ("WDS_AIS_FALLBACK", FLAG, False, "1: read the bucket itself when AIStore cannot be reached"),
         ("AIS_AUTHN_TOKEN", SECRET, "", "AIStore's token, sent to its proxy only"),
         ("AIS_AUTHN_TOKEN_FILE", TEXT, "", "JSON file with the token; unset: ais/cli/auth.token in ~/.config"),

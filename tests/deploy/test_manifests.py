@@ -320,6 +320,7 @@ def test_services_of_a_cluster_find_and_reach_each_other(tmp_path: Path, monkeyp
     (serve,) = pod["spec"]["containers"]
     env = {one["name"]: one for one in serve["env"]}
     assert env["WDS_PEER_ADDRESS"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+    assert env["WDS_PEER_NAME"]["valueFrom"]["fieldRef"]["fieldPath"] == "spec.nodeName"
     (service,) = [one for one in found if one["metadata"]["name"] == "wds-async-peers"]
     assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
     port = serve["ports"][0]["containerPort"]

@@ -47,8 +47,11 @@ def addresses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @contextlib.contextmanager
-def service_at(host: str, port: int, peers: str, origin: Origin, folder: Path) -> Iterator[Inside]:
-    own = {"host": host, "port": port, "peers": (peers,), "peer_address": f"{host}:{port}", "folder": folder}
+def service_at(
+    host: str, port: int, peers: str, origin: Origin, folder: Path, *, peer_name: str = ""
+) -> Iterator[Inside]:
+    own: dict[str, Any] = {"host": host, "port": port, "peers": (peers,), "peer_address": f"{host}:{port}"}
+    own |= {"folder": folder, "peer_name": peer_name, "transfer": {"hedge_share": 0}}
     with Inside(**own, allow=(origin.base,), private=True, peer_timeout_s=5, grace_s=1) as service:
         yield service
 
@@ -127,6 +130,44 @@ def test_a_file_that_changes_while_clients_read(origin: Origin, tmp_path: Path) 
             ended.set()
             reader.join()
     assert not wrong
+
+
+def test_a_node_whose_address_changes_keeps_its_chunks(origin: Origin, tmp_path: Path) -> None:
+    """As a pod's does that is replaced: the disk is the node's, and its chunks are found there. The former address is
+    listed for a while yet."""
+    (port, moved), hosts = free_ports(2), ["127.0.0.21", "127.0.0.22", "127.0.0.23"]
+    listed, names = tmp_path / "members", ["node a", "node b", "node c"]
+    contents = {origin.add(f"d/{n}.tar", data(SIZE - n)): data(SIZE - n) for n in range(3)}
+
+    def start(node: int, port: int, stack: contextlib.ExitStack) -> Inside:
+        at = service_at(hosts[node], port, str(listed), origin, tmp_path / hosts[node], peer_name=names[node])
+        return stack.enter_context(at)
+
+    def known(service: Inside) -> list[str]:
+        return sorted(service.context.peers.ring.names.values())  # type: ignore[union-attr]
+
+    listed.write_text("".join(f"{host}:{port}\n" for host in hosts))
+    with contextlib.ExitStack() as stack:
+        started = [start(node, port, stack) for node in range(3)]
+        until(lambda: [known(one) for one in started] == [names] * 3)
+        for service in started:
+            for url, content in contents.items():
+                assert get(service, url) == (200, content)
+        before = bodies(origin)
+        started[2].stop()
+        listed.write_text("".join(f"{host}:{port}\n" for host in hosts) + f"{hosts[2]}:{moved}\n")
+        started[2] = start(2, moved, stack)
+        assert members(started[2]) == 3, "its former address is none of the members for it"
+        until(lambda: all(f"http://{hosts[2]}:{moved}" in one.context.peers.ring.names for one in started))  # type: ignore[union-attr]
+        for service in started:
+            for url, content in contents.items():
+                assert get(service, url) == (200, content)
+        listed.write_text("".join(f"{host}:{port}\n" for host in hosts[:2]) + f"{hosts[2]}:{moved}\n")
+        until(lambda: [members(one) for one in started] == [3, 3, 3])
+        assert [known(one) for one in started] == [names] * 3
+        for url, content in contents.items():
+            assert get(started[0], url) == (200, content)
+        assert bodies(origin) == before
 
 
 def test_a_member_that_comes_or_goes_moves_its_share_only() -> None:

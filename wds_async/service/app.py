@@ -11,6 +11,7 @@ import logging
 import re
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from urllib.parse import quote
 
 from wds_async.errors import StorageError
 from wds_async.redact import redact
@@ -19,6 +20,7 @@ from wds_async.service.context import Context, Exchange
 from wds_async.service.http_server import ClientConnection, HttpRequest, HttpResponse, json_response
 from wds_async.service.names import SCHEMES, ObjectName, bucket_of, name_of
 from wds_async.service.pages import CONTENT_TYPE, metrics_page, snapshot
+from wds_async.service.peers import PEER_NAME_FIELD
 from wds_async.service.refusals import Refusal, as_json, as_xml, refusal_of
 
 __all__ = ["malformed", "serve"]
@@ -158,8 +160,9 @@ async def _alive(context: Context, exchange: Exchange) -> HttpResponse:
 
 
 async def _ready(context: Context, exchange: Exchange) -> HttpResponse:
-    why = context.readiness.why_not
-    return HttpResponse(503 if why else 200, f"{why or 'ready'}\n")
+    why, name = context.readiness.why_not, context.config.peer_name
+    named = {PEER_NAME_FIELD: quote(name, safe="")} if name else {}
+    return HttpResponse(503 if why else 200, f"{why or 'ready'}\n", named)
 
 
 async def _health(context: Context, exchange: Exchange) -> HttpResponse:

@@ -41,7 +41,7 @@ _NOT_NEGATIVE = ("freshness_s", "stale_while_revalidate_s", "stale_if_error_s", 
 _FIXED = (
     "host", "port", "socket", "folder", "hand_from", "cache_size", "keep_free", "clients", "address_connections",
     "connections", "origin_connections", "bytes_per_s", "origin_bytes_per_s", "memory_bytes",
-    "peers", "peer_address", "peer_token", "peer_ca", "peer_timeout_s", "peer_bytes_per_s",
+    "peers", "peer_address", "peer_name", "peer_token", "peer_ca", "peer_timeout_s", "peer_bytes_per_s",
 )  # fmt: skip
 """Settings that hold after a restart only."""
 
@@ -147,6 +147,9 @@ class ServiceConfig:
     or the path of a file with one member a line. Empty: ``WDS_PEERS``, separated by commas; none: it works alone."""
     peer_address: str = ""
     """This service's address among them. "": ``WDS_PEER_ADDRESS``, else found by this machine's addresses."""
+    peer_name: str = ""
+    """A name among them that stays when the address changes, such as the node's: with it go the chunks. All have one,
+    or none. "": ``WDS_PEER_NAME``, else the address."""
     peer_token: str = ""
     """File of the token for the others. "": the first of ``tokens``."""
     peer_ca: str = ""
@@ -233,6 +236,8 @@ def load_config(path: str | os.PathLike[str] | None = None, **overrides: Any) ->
         settings["peers"] = tuple(filter(None, map(str.strip, named.split(","))))
     if not settings.get("peer_address") and (own := environment.value("WDS_PEER_ADDRESS")):
         settings["peer_address"] = own
+    if not settings.get("peer_name") and (name := environment.value("WDS_PEER_NAME")):
+        settings["peer_name"] = name
     fields = {field.name: str(field.type) for field in dataclasses.fields(ServiceConfig)}
     if unknown := sorted(set(settings) - set(fields)):
         near = difflib.get_close_matches(unknown[0], fields, 1)

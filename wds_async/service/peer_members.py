@@ -8,8 +8,9 @@ import ipaddress
 import os
 import socket
 import urllib.parse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 
@@ -28,13 +29,18 @@ _EXAMPLES = (
 class Ring:
     """Rendezvous hashing over ``members``, addresses such as ``http://10.0.0.3:51080``: each chunk belongs to the
     member with the highest hash of the two, so a member that comes or goes moves its own share only. ``own``: the
-    address of this node, "" if it is none of them."""
+    address of this node, "" if it is none of them. ``names``: those of members that keep their chunks when their
+    address changes."""
 
-    def __init__(self, members: Iterable[str] = (), own: str = "") -> None:
-        self.members = tuple(sorted(set(members)))
-        self.own = own if own in self.members else ""
-        self._own = self.members.index(own) if self.own else -1
-        self._seeds = np.array([_hash(member) for member in self.members], np.uint64)
+    def __init__(
+        self, members: Iterable[str] = (), own: str = "", names: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        own = own if own in (members := set(members)) else ""
+        former = {one for one in members if one != own and own in names and names.get(one) == names[own]}
+        self.members, self.own = tuple(sorted(members - former)), own
+        self.names = {one: names[one] for one in self.members if one in names}
+        self._own = self.members.index(own) if own else -1
+        self._seeds = np.array([_hash(names.get(member, member)) for member in self.members], np.uint64)
         self._block = functools.lru_cache(4096)(self._rank)
         self.owned = functools.lru_cache(4096)(self._owned)
 

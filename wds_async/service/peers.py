@@ -36,11 +36,13 @@ from wds_async.transfer.ranges import Facts
 from wds_async.transfer.slabs import Slab, SlabBudget
 from wds_async.urls import scheme
 
-__all__ = ["PEER_PATH", "PeerPart", "PeerStats", "Peers", "pack_facts", "unpack_facts"]
+__all__ = ["PEER_NAME_FIELD", "PEER_PATH", "PeerPart", "PeerStats", "Peers", "pack_facts", "unpack_facts"]
 
 logger = logging.getLogger("wds_async")
 PEER_PATH = "/v1/peer/"
 """Path of a chunk's request to another member; the object's URL follows, escaped."""
+PEER_NAME_FIELD = "Wds-Peer-Name"
+"""Field of the answer at /readyz: the name of a member that stays when its address changes, escaped."""
 MEMORY_SHARE = 4
 """The fraction of the service's memory that parts from other members may take."""
 _REFRESH_EVERY_S, _TEND_EVERY_S = 10.0, 0.5
@@ -128,6 +130,8 @@ class Peers:
         self._loop = asyncio.get_running_loop()
         self.stats = PeerStats()
         self.ring = Ring()
+        self._names: dict[str, str] = {}
+        self._all_named = True
         self._down: dict[str, _Health] = {}
         self._memory = SlabBudget(max(_LEAST_MEMORY, memory_bytes))
         self._scheduler = FairScheduler(config.connections)
@@ -174,9 +178,16 @@ class Peers:
             self._refresh_failed = str(exn)
             return
         self._refresh_failed = ""
-        ring = Ring(members, own)
-        if ring.members == self.ring.members and ring.own == self.ring.own:
+        if config.peer_name:
+            await self._learn_names(members, own)
+            known = [member for member in members if member in self._names]
+            self._all_named, members = len(known) == len(members), known
+        ring = Ring(members, own, self._names)
+        if (ring.members, ring.own, ring.names) == (self.ring.members, self.ring.own, self.ring.names):
             return
+        for twin in sorted(set(members) - set(ring.members)):
+            logger.warning("peers: %s is called %r as this one is, and is none until one of them has gone", twin,
+                           config.peer_name)  # fmt: skip
         self.ring = ring
         self._down = {member: health for member, health in self._down.items() if member in ring.members}
         logger.info("peers: %d members, this one is %s", len(ring.members), ring.own or "none of them")
@@ -184,8 +195,26 @@ class Peers:
             self._not_a_member = True
             logger.warning("peers: none of the members is this service; it asks them, and owns nothing (peer_address)")
 
+    async def _learn_names(self, members: Sequence[str], own: str) -> None:
+        """Ask new members what they are called. Those that do not answer are asked again with the next refresh, and are
+        none until then: nobody knows which chunks are theirs."""
+        self._names = {member: name for member, name in self._names.items() if member in members}
+        if own:
+            self._names[own] = self._config.peer_name
+        await asyncio.gather(*(self._ask_ready(member) for member in members if member not in self._names))
+
+    async def _ask_ready(self, member: str) -> bool:
+        """Ask a member whether it is ready, and learn its name."""
+        try:
+            head = await self._exchange(member, request_bytes(f"{member}/readyz", ()), _thrown_away)
+        except (OSError, TimeoutError, ValueError, _Passed):
+            return False
+        if name := head.fields.get(PEER_NAME_FIELD.lower(), ""):
+            self._names[member] = urllib.parse.unquote(name)
+        return head.status == 200
+
     async def _tend(self) -> None:
-        refresh_at = self._loop.time() + _REFRESH_EVERY_S
+        refresh_at = 0.0 if not self._all_named else self._loop.time() + _REFRESH_EVERY_S
         while True:
             await asyncio.sleep(min(_TEND_EVERY_S, self._config.peer_timeout_s))
             now = self._loop.time()
@@ -196,7 +225,7 @@ class Peers:
                     health.probing = True
                     self._spawn(self._probe(member, health))
             if now >= refresh_at:
-                refresh_at = now + _REFRESH_EVERY_S
+                refresh_at = now + (_REFRESH_EVERY_S if self._all_named else min(_PROBE_AFTER_S, _REFRESH_EVERY_S))
                 self._spawn(self.refresh())
 
     def _spawn(self, work: Any) -> None:
@@ -373,11 +402,7 @@ class Peers:
 
     async def _probe(self, member: str, health: _Health) -> None:
         """Ask a member whether it is ready; ask again later, ever more rarely, if it is not."""
-        try:
-            head = await self._exchange(member, request_bytes(f"{member}/readyz", ()), _thrown_away)
-            ready = head.status == 200
-        except (OSError, TimeoutError, ValueError, _Passed):
-            ready = False
+        ready = await self._ask_ready(member)
         health.probing = False
         if ready:
             self._down.pop(member, None)
