@@ -269,7 +269,9 @@ def test_the_folder_of_a_template(template: str, folder: str) -> None:
     assert output_folder(template) == folder
 
 
-@pytest.mark.parametrize("template", ["s3://{task}/x.tar", "s3://b-{task}.tar", "https://h/a?x=1/{task}"])
+@pytest.mark.parametrize(
+    "template", ["s3://{task}/x.tar", "s3://b-{task}.tar", "s3:///x-{task}.tar", "https://h/a?x=1/{task}"]
+)
 def test_templates_without_a_common_folder_are_refused(template: str) -> None:
     with pytest.raises(UrlError):
         output_folder(template)

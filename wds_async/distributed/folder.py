@@ -33,14 +33,14 @@ _SHOWN = 60
 
 def output_folder(template: str) -> str:
     """Return the folder of an output template: what stands before its first ``{``, up to the last ``/``; "" for the
-    working directory, else with the ``/``. UrlError for a template with a query, and where nothing is before it."""
+    working directory, else with the ``/``. UrlError for a template with a query before it, and without a bucket."""
     head = template.partition("{")[0]
-    folder, slash, _ = head.rpartition("/")
-    if "?" in folder or (slash and not folder.strip("/") and "://" in template):
+    folder = head[: head.rfind("/") + 1]
+    if "?" in folder:
         raise UrlError(f"{redact(template)}: the outputs need a folder that is the same for all of them")
-    if folder.endswith(":/") or (folder.endswith(":") and "://" in template):
+    if "://" in template and not folder.partition("://")[2].strip("/"):
         raise UrlError(f"{redact(template)}: name the bucket; only what is below it may differ between outputs")
-    return f"{folder}{slash}"
+    return folder
 
 
 def job_url(out: str, job: str) -> str:

@@ -219,7 +219,7 @@ def map_shards(
     faults: dict[str, Any] = {"handler": handler, "on_corrupt": on_corrupt}
     work = MapWork.checked(output, function, stage, encoder=encoder, **sizes, **kept, **faults)
     plan = Plan(planned(inputs, options), inputs_per_task)
-    check_template(output, len(plan))
+    check_template(output, len(plan), parts=maxsize is not None or maxcount is not None)
     folder = JobFolder(job_url(output_folder(output), job), options)
     running: dict[str, Any] = {"engine": engine, "options": {"cpus": cpus, "workers": workers}, "attempts": attempts}
     return Job(work, plan, folder, inputs=_as_json(inputs), overwrite=overwrite, on_progress=on_progress, **running)

@@ -39,9 +39,9 @@ def bytes_of(size: float | str, argument: str = "maxsize") -> int:
     return check_size("a job", argument, value, at_least=1)
 
 
-def check_template(template: str, tasks: int) -> None:
-    """Raise ConfigError for a template of names that cannot tell the outputs of ``tasks`` tasks apart, or has other
-    fields than ``task`` and ``part``."""
+def check_template(template: str, tasks: int, *, parts: bool = False) -> None:
+    """Raise ConfigError for a template of names that cannot tell the outputs of ``tasks`` tasks apart, nor the
+    ``parts`` of one, or has other fields than ``task`` and ``part``."""
     output_folder(template)
     try:
         fields = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
@@ -55,6 +55,10 @@ def check_template(template: str, tasks: int) -> None:
         raise ConfigError(f"output={redact(template)!r}: unknown fields {sorted(unknown)}; there are task and part")
     if tasks > 1 and names[0] == names[1]:
         raise ConfigError(f"output={redact(template)!r}: all {tasks:,} tasks would write the same file; add {{task}}")
+    if parts and "part" not in fields:
+        raise ConfigError(
+            f"output={redact(template)!r}: a task may fill more than one tar; add {{part:03d}} to the name"
+        )
 
 
 def name_of_output(template: str, task: int, part: int) -> str:
@@ -161,10 +165,7 @@ class Shards:
         self._finish()
         url = name_of_output(self.template, self.task, self._part)
         if self._part and url == name_of_output(self.template, self.task, self._part - 1):
-            raise ConfigError(
-                f"output={redact(self.template)!r}: task {self.task} fills more than one tar; add {{part:03d}} to the"
-                " name, or raise maxsize and maxcount"
-            )
+            check_template(self.template, 1, parts=True)
         kind = compression(url.partition("?")[0], None)
         if kind and self.index:
             raise ConfigError(f"output={redact(self.template)!r}: an index is for plain tars, not for {kind}")
