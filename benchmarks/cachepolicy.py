@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from wds_async.service.cache.policy import Policy
 from wds_async.service.orders import EpochOrder, OrderRule
 
-__all__ = ["Simulation", "ahead", "epochs", "known", "lru", "ours", "random_eviction"]
+__all__ = ["Simulation", "ahead", "announced", "epochs", "known", "lru", "ours", "random_eviction"]
 
 CHUNK = 1000
 
@@ -131,7 +131,7 @@ def ours(limit: int, objects: dict[int, int], count: int, seed: int, *, shuffled
     return [simulation.epoch(order) for order in epochs(objects, count, seed, shuffled=shuffled)]
 
 
-def _announced(simulation: Simulation, objects: dict[int, int], seed: int, *, shuffled: bool = True) -> EpochOrder:
+def announced(simulation: Simulation, objects: dict[int, int], seed: int, *, shuffled: bool = True) -> EpochOrder:
     """The order of the objects' epochs, known to the policy. A read takes a minute."""
     now = itertools.count(step=60)
     names = [f"o{entry}" for entry in objects]
@@ -144,7 +144,7 @@ def _announced(simulation: Simulation, objects: dict[int, int], seed: int, *, sh
 def known(limit: int, objects: dict[int, int], count: int, seed: int, *, shuffled: bool = True) -> list[float]:
     """The hit ratios of epochs under the service's policy where it knows the list and the seed."""
     simulation = Simulation(limit)
-    order = _announced(simulation, objects, seed, shuffled=shuffled)
+    order = announced(simulation, objects, seed, shuffled=shuffled)
     ratios, sizes = [], list(objects.items())
     for epoch in range(count):
         order.begin(epoch, order.prepared(epoch))
@@ -164,7 +164,7 @@ def ahead(
     the readers: an object for each that is read, while an eighth of the cache is ahead at most. And the share of the
     data that comes from the store."""
     simulation = Simulation(limit)
-    order = _announced(simulation, objects, seed, shuffled=shuffled)
+    order = announced(simulation, objects, seed, shuffled=shuffled)
     ratios, fetched, sizes, total = [], [], list(objects.items()), sum(objects.values())
     for epoch in range(count):
         order.begin(epoch, order.prepared(epoch))

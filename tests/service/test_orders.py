@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wds_async as wds
-from benchmarks.cachepolicy import ahead, known, ours
+from benchmarks.cachepolicy import Simulation, ahead, announced, epochs, known, ours
 from tests.servers import Origin
 from tests.servers.shards import make_shard, sample_fields
 from tests.service.serving import Inside, ask, until
@@ -124,6 +124,20 @@ def test_what_is_fetched_in_the_order_of_need_is_there() -> None:
     assert sum(fetched[1:]) / 3 < 0.6
 
 
+def test_what_is_in_no_order_gets_room_as_ever() -> None:
+    """A data set that nobody announced takes the place of one that was, and is read no more."""
+    simulation, first = Simulation(800_000), dict.fromkeys(range(100), 16_000)
+    order = announced(simulation, first, 1)
+    for epoch in range(4):
+        order.begin(epoch, order.prepared(epoch))
+        for item in order.order:
+            order.heard(f"o{item}")
+            simulation.read(item, 16_000)
+    second = dict.fromkeys(range(1000, 1100), 16_000)
+    ratios = [simulation.epoch(order) for order in epochs(second, 6, 2)]
+    assert ratios[-1] > 0.4
+
+
 # -- messages
 
 
@@ -137,7 +151,19 @@ def test_what_is_fetched_in_the_order_of_need_is_there() -> None:
         ({"kind": "epoch", "world": 0}, 400),
         ({"kind": "buffer", "size": 0}, 400),
         ({"kind": "epoch", "shards": [["s3://b/", 3, 0, 1 << 40, ""]]}, 400),
+        ({"kind": "epoch", "epoch": 1 << 31, "shards": [["s3://b/", 3, 0, 100, ".tar"]]}, 400),
         ({"kind": "epoch", "name": "unknown"}, 404),
+        (
+            {
+                "kind": "buffer",
+                "size": 250_000,
+                "initial": 2**31 - 1,
+                "epoch": 2**31 - 1,
+                "seed": -1 << 128,
+                "shards": [["s3://b/", 3, 0, 100, ".tar"]],
+            },
+            200,
+        ),
         ({"kind": "epoch", "seed": 1 << 64, "shards": [["s3://b/", 3, 0, 100, ".tar"]]}, 200),
     ],
 )
@@ -176,6 +202,14 @@ def test_epochs_go_on_and_begin_again(serve: Callable[..., Inside]) -> None:
     assert announce(service, kind="epoch", shards=runs, rank=0, world=1, epoch=2, id="j") == 200
     (order,) = orders_of(service)
     assert order.ranks == {1: {0: (2, "j")}}, "another number of ranks, another job"
+
+
+def test_ranks_are_bounded(serve: Callable[..., Inside]) -> None:
+    service = serve()
+    for world in range(1, 100):
+        assert announce(service, kind="epoch", shards=[["s3://b/", 3, 0, 9, ""]], world=world, id=str(world)) == 200
+    (order,) = orders_of(service)
+    assert len(order.ranks) <= 16
 
 
 def test_epochs_of_a_list_as_it_is_are_counted(serve: Callable[..., Inside]) -> None:

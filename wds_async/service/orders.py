@@ -33,7 +33,12 @@ __all__ = ["EpochOrder", "EpochOrders", "OrderRule"]
 logger = logging.getLogger("wds_async")
 ORDERS_AT_MOST, ORDERS_OF_TENANT = 64, 16
 NAMES_AT_MOST, NAMES_OF_ALL = 250_000, 500_000
-_RANKS_AT_MOST = 1 << 16
+_RANKS_AT_MOST, _WORLDS_AT_MOST = 1 << 16, 16
+_LARGE = (1 << 31) - 1
+_NUMBERS = (
+    ("seed", -1 << 128, 1 << 128), ("size", 0, NAMES_AT_MOST), ("initial", 0, _LARGE), ("epoch", 0, _LARGE),
+    ("rank", 0, _LARGE), ("world", 1, _LARGE),
+)  # fmt: skip
 _LIFETIME = 10  # times the lifetime of a plan
 _RUNNING_S, _RUNNING = 10.0, 4  # an object counts as being read for so long after a request, or so many times its pace
 _PACE_WEIGHT = 0.3
@@ -172,15 +177,13 @@ class _Announced:
         if not isinstance(message, Mapping) or message.get("kind") not in ("listed", "epoch", "buffer"):
             raise _malformed("has no kind that is known")
         number: dict[str, int] = {}
-        for name, least in (("seed", None), ("size", 0), ("initial", 0), ("epoch", 0), ("rank", 0), ("world", 1)):
-            value = message.get(name, least or 0)
-            if not isinstance(value, int) or isinstance(value, bool) or abs(value) >= 1 << 128:
-                raise _malformed(f"has a {name} that is no number")
-            if least is not None and value < least:
-                raise _malformed(f"has a {name} below {least}")
+        for name, least, most in _NUMBERS:
+            value = message.get(name, max(0, least))
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+                raise _malformed(f"has a {name} that is no number from {least} to {most}")
             number[name] = value
         rule = OrderRule(message["kind"], number["seed"], number["size"], number["initial"])
-        if rule.kind == "buffer" and not 0 < rule.size <= NAMES_AT_MOST:
+        if rule.kind == "buffer" and not rule.size:
             raise _malformed("has a buffer of no size")
         runs, digest, own = message.get("shards"), message.get("name"), str(message.get("id", ""))[:64]
         place = number["epoch"], number["rank"], number["world"], own
@@ -276,6 +279,8 @@ class EpochOrders:
 
     async def _goes_on(self, order: EpochOrder, announced: _Announced) -> bool:
         """Begin the epoch of a rank, if that is new, and return whether the rank's announcement is."""
+        if announced.world not in order.ranks and len(order.ranks) >= _WORLDS_AT_MOST:
+            order.ranks.clear()
         of_world = order.ranks.setdefault(announced.world, {})
         before = of_world.get(announced.rank)
         if before is not None and before[1] == announced.id:

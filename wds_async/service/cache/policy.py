@@ -472,9 +472,11 @@ class Policy:
             return None
         gone: list[int] = []
         oldest_last: float = self.now - self.patience_bytes if over > 0 or over_quota > 0 else 0
-        future = self.future
+        need, future = None, self.future
         if self.is_pinned(of.key):
             oldest_last, future = math.inf, None
+        if future is not None and (need := future(of.key, False)) is None:
+            future = None  # what is in no order takes its room as ever
         if over > 0 and not of.copied:
             over -= self._copies_to_evict(over, but, gone)
         for pile in (self._cold, self._warm):
@@ -488,8 +490,7 @@ class Policy:
                 gone.append(entry)
                 over -= resident.bytes
                 over_quota -= resident.bytes if resident.tenant == tenant else 0
-        need = None if future is None or max(over, over_quota) <= 0 else future(of.key, False)
-        if need is not None:
+        if need is not None and max(over, over_quota) > 0:
             over, over_quota = self._later_than(need, tenant, but, over, over_quota, gone)
         return None if over > 0 or over_quota > 0 else self._evict(gone)
 
