@@ -4,8 +4,11 @@ answer costs no error."""
 from __future__ import annotations
 
 import contextlib
+import http.client
+import json
 import random
 import socket
+import ssl
 import threading
 import time
 import urllib.parse
@@ -15,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tests.servers import Origin
+from tests.servers import Origin, Tls
 from tests.service.serving import Inside, ask, until
 from tests.transfer.reading import MIB, data
 from wds_async.service.cache.index import CHUNK_BYTES, key_of
@@ -212,6 +215,32 @@ def test_members_need_a_token_as_clients_do(given: str, cluster: Start, origin: 
     for service in services:
         assert get(service, url, Authorization="Bearer right") == (200, data(SIZE))
     assert sum(one.context.peers.stats.received_bytes for one in services) > 0  # type: ignore[union-attr]
+
+
+def test_members_speak_tls_and_show_their_certificates(cluster: Start, origin: Origin, tls: Tls) -> None:
+    """As clients have to; what a loader announces goes the same way."""
+    files = {"certificate": str(tls.cert), "key": str(tls.key), "client_ca": str(tls.ca), "peer_ca": str(tls.ca)}
+    first, second = cluster(2, **files)
+    url, content = origin.add("d/x.tar", data(SIZE)), data(SIZE)
+    context = ssl.create_default_context(cafile=str(tls.ca))
+    context.load_cert_chain(tls.cert, tls.key)
+
+    def asked(service: Inside, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        connection = http.client.HTTPSConnection("127.0.0.1", service.port, timeout=30, context=context)
+        with contextlib.closing(connection):
+            connection.request(method, path, body)
+            answer = connection.getresponse()
+            return answer.status, answer.read()
+
+    order = {"kind": "epoch", "shards": [[f"{origin.base}/d/", 3, 0, 9, ".tar"]], "id": "x"}
+    assert asked(first, "POST", "/v1/plan", json.dumps({"order": order}).encode())[0] == 200
+    until(lambda: len(second.context.orders) == 1)
+    for service in (first, second):
+        assert asked(service, "GET", f"/url/{urllib.parse.quote(url, safe='')}") == (200, content)
+        stats = service.context.peers.stats  # type: ignore[union-attr]
+        assert stats.received_bytes + stats.sent_bytes > 0
+        assert stats.passed == 0
+    assert bodies(origin) <= 1.02 * SIZE
 
 
 def test_members_may_read_what_clients_may(cluster: Start, origin: Origin) -> None:
