@@ -13,6 +13,7 @@ import pytest
 from wds_async.errors import ConfigError, ShardNotFound, UnsafeContent, UrlError, WdsError
 from wds_async.indexed import index as shardindex
 from wds_async.shardlists import document, spec
+from wds_async.storage.listing.expand import expand_listed
 
 README = """\
 # the older README's
@@ -390,3 +391,23 @@ def test_what_was_fetched_has_no_local_files_looked_for(pattern: str) -> None:
     fetched = document.Document("https://host/x.yaml", [{"shards": pattern}], base="", trusted=False)
     with pytest.raises(UnsafeContent):
         spec._spec(fetched)
+
+
+@pytest.mark.parametrize(
+    ("text", "plain"),
+    [("s3://bucket/a-b/x-000001.tar", True), ("https://host.org/d/x_0.tar", True), ("hf://datasets/o/n@1/x.tar", True),
+     ("s3://bucket/x-{0..1}.tar", False), ("gs://b/x-*.tar", False), ("gs://b/x?.tar", False), ("s3://b/dir/", False),
+     ("gs://b/${X}.tar", False), ("s3://b/x.tar::s3://b/y.tar", False), ("FILE:///tmp/x", False), ("/tmp/x", False),
+     ("https://h/x.tar?sig=1", False), ("s3://b/a b.tar", False), ("zip://x.tar::s3://b/y.zip", False)],
+)  # fmt: skip
+def test_a_url_that_stands_for_itself_is_not_expanded(text: str, plain: bool) -> None:
+    assert (spec._PLAIN.fullmatch(text) is not None) is plain
+    if plain:
+        assert expand_listed(text) == [text]
+
+
+def test_a_folder_of_this_machine_is_listed(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d/x.tar").write_bytes(b"")
+    for name in (f"{tmp_path}/d", f"file://{tmp_path}/d"):
+        assert [Path(url).name for url in spec.load({"dataset": [{"shards": name}]}).sources[0].urls] == ["x.tar"]

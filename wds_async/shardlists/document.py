@@ -21,8 +21,8 @@ __all__ = ["MAX_BYTES", "Document", "ValuePath", "read", "read_all"]
 
 logger = logging.getLogger("wds_async")
 
-MAX_BYTES = 64 << 20
-"""The largest document that is read, in bytes."""
+MAX_BYTES = 256 << 20
+"""The largest document that is read, in bytes: a list of two million shards."""
 
 ValuePath = tuple[str | int, ...]
 """From the top of a document to a value: keys, and numbers in lists."""

@@ -40,6 +40,8 @@ _FUNCTION = re.compile(r"[A-Za-z_]\w+(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _SUFFIX = re.compile(r"\.(ya?ml|json)$", re.IGNORECASE)
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))")
 _RANGE = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
+_PLAIN = re.compile(r"(?!(?i:file):)[A-Za-z0-9+.-]+://[\w/.=@-]*[A-Za-z0-9]", re.ASCII)
+"""URLs that stand for themselves alone: lists of a million shards hold little else."""
 _MAX_RANGE = 10**7  # of fetched braces: {0..999999999999} would fill the memory
 
 _SOURCE_KEYS = {"shards", "shardlist", "buckets", "storage_options", "extensions"}
@@ -396,6 +398,9 @@ def _urls(value: _Value, names: _Names, bucket: str) -> list[str]:
     if not isinstance(name, str) or not name.strip():
         raise value.error(f"{name!r:.60} is not the name of a shard: write a URL or a path, as text")
     text = names.complete(name, bucket)
+    if _PLAIN.fullmatch(text):
+        document.refuse_local(value.path, text)
+        return [text]
     try:
         if document.trusted:
             return expand_listed(text, document.options)
