@@ -11,5 +11,6 @@ inputs, output, *options = sys.argv[1:]
 arguments = {name: json.loads(value) for name, _, value in (option.partition("=") for option in options)}
 sys.stdout.write("begin\n")
 sys.stdout.flush()
-summary = dist.map_shards(inputs, output, "tests.distributed.functions:slow", index=True, **arguments).run()
+function = f"tests.distributed.functions:{arguments.pop('function', 'slow')}"
+summary = dist.map_shards(inputs, output, function, index=True, **arguments).run()
 sys.stdout.write(json.dumps({"done": summary.done, "before": summary.before, "lost": summary.lost}) + "\n")

@@ -16,7 +16,7 @@ import wds_async as wds
 
 __all__ = [
     "augment", "cached_stage", "fail_at_7", "fork_bomb_once", "interrupted", "kill_at_7", "kill_while_writing",
-    "later", "made_each_time", "no_bytes", "shuffled", "slow", "split", "tail", "with_rng", "without_key",
+    "later", "made_each_time", "no_bytes", "shuffled", "slow", "slower", "split", "tail", "with_rng", "without_key",
 ]  # fmt: skip
 
 Sample = dict[str, Any]
@@ -62,6 +62,12 @@ def kill_at_7(sample: Sample) -> Sample:
 def slow(sample: Sample) -> Sample:
     time.sleep(0.002)
     return augment(sample) or {"__key__": sample["__key__"], "txt": b"7"}
+
+
+def slower(sample: Sample) -> Sample:
+    """The same, a second for a shard."""
+    time.sleep(0.02)
+    return slow(sample)
 
 
 def interrupted(sample: Sample) -> Sample:

@@ -195,4 +195,7 @@ def _serve(raylets: int, cpus: int, store_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    _serve(*map(int, sys.argv[1:]))
+    try:
+        _serve(*map(int, sys.argv[1:]))
+    finally:  # also where the tests were killed
+        shutil.rmtree(os.environ["RAY_TMPDIR"], ignore_errors=True)
