@@ -6,6 +6,7 @@ import gc
 import io
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -15,10 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.writing import SAMPLE, entries, in_memory, memory, read
 from wds_async.errors import ConfigError, PipeError, UrlError
 from wds_async.tar.index import read_dali
+from wds_async.tar.write import member_header
 from wds_async.writer import TarWriter
 
 # -- TarWriter ----------------------------------------------------------------------------------------------------
@@ -147,6 +151,35 @@ def test_a_format_that_is_named_is_kept_to() -> None:
         TarWriter(io.BytesIO(), format="ZIP")
 
 
+_NAMES = st.one_of(
+    st.text("a/.ü\udc80ﬀ-%", min_size=1, max_size=300), st.integers(97, 103).map(lambda size: "n" * size)
+)
+_OWNERS = st.sampled_from(["", "bigdata", "50 %", "ü", "u" * 31, "u" * 32, "u" * 33])
+_FORMATS = st.sampled_from([None, tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+
+
+@given(
+    _NAMES, st.one_of(st.integers(0, 5000), st.sampled_from([8**11 - 1, 8**11])), _OWNERS, _OWNERS,
+    st.sampled_from([0, 1, 5.75, 1_700_000_000, 8**11, -3]), st.sampled_from([0o444, 0o7777, 0]), _FORMATS,
+)  # fmt: skip
+@settings(max_examples=300, deadline=None)
+def test_a_header_is_that_of_tarfile(
+    name: str, size: int, user: str, group: str, mtime: float, mode: int, format: int | None
+) -> None:
+    info = tarfile.TarInfo(name)
+    info.size, info.uname, info.gname, info.mode = size, user, group, mode
+    info.mtime = mtime if format == tarfile.PAX_FORMAT else int(mtime)
+    try:
+        expected = info.tobuf(tarfile.USTAR_FORMAT if format is None else format, "utf-8", "surrogateescape")
+    except ValueError as exn:
+        if format is not None:
+            with pytest.raises(ValueError, match=re.escape(str(exn))):
+                member_header(name, size, mtime, mode=mode, user=user, group=group, format=format)
+            return
+        expected = info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    assert member_header(name, size, mtime, mode=mode, user=user, group=group, format=format) == expected
+
+
 def test_buffers_of_every_kind() -> None:
     array = np.arange(6, dtype=np.int16).reshape(2, 3)
     sample = {"__key__": "k", "a": bytearray(b"x"), "b": memoryview(array), "c": memoryview(array)[::2]}
@@ -157,6 +190,15 @@ def test_buffers_of_every_kind() -> None:
 
 
 # -- files ----------------------------------------------------------------------------------------------------------
+
+
+def test_parts_of_every_size_are_written_in_their_order() -> None:
+    sizes = (70_000, 0, 4096, 4097, 5, 65_536, 511, 513)
+    sample = {"__key__": "a", **{f"f{n}": bytes([n + 1]) * size for n, size in enumerate(sizes)}}
+    data = in_memory(sample, mtime=0)
+    assert [(entry[0], entry[-1]) for entry in entries(data)] == [
+        (f"a.f{n}", sample[f"f{n}"]) for n in range(len(sizes))
+    ]
 
 
 def test_a_file_appears_only_when_it_is_complete(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import tarfile
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import IO, Any
 
@@ -28,7 +28,7 @@ from wds_async.redact import redact
 from wds_async.storage.options import StorageOptions
 from wds_async.storage.sink import Sink, open_sink, publish_text
 from wds_async.tar.index import DaliIndex, MemberEntry, dali_name, shard_list, shard_list_name
-from wds_async.tar.write import NameRules, compressed, compression
+from wds_async.tar.write import NameRules, compressed, compression, member_header
 
 __all__ = [
     "ShardWriter", "TarWriter", "add_handlers", "bytestr", "cbor_dumps", "default_handlers",
@@ -42,6 +42,7 @@ Path = str | os.PathLike[str]
 
 logger = logging.getLogger("wds_async")
 
+_JOINED_BYTES = 4 << 10  # a part of at most so many is joined with its neighbours
 _SMALL_BYTES = 64 << 10  # below this, joining a sample's parts costs less than handing them on one by one
 _MOST_OVERHEAD = 0.3
 _JUDGED_BYTES = 1 << 20  # a tar of a few samples says nothing about the share of headers
@@ -347,7 +348,7 @@ class TarWriter:
         for entry in entries:
             self._entries.add(entry)  # type: ignore[union-attr]
         try:
-            for part in [b"".join(parts)] if total <= _SMALL_BYTES else parts:
+            for part in [b"".join(parts)] if total <= _SMALL_BYTES else _joined(parts):
                 self.tarstream.write(part)
         except BaseException:  # part of it may be written: what followed would be no tar
             self.discard()
@@ -375,14 +376,10 @@ class TarWriter:
         return value
 
     def _header(self, key: str, field: str, size: int, mtime: float) -> bytes:
-        info = tarfile.TarInfo(f"{key}.{field}")
-        info.size, info.mode, info.uname, info.gname = size, self.mode, self.user, self.group
-        info.mtime = mtime if self.format == tarfile.PAX_FORMAT else int(mtime)
+        owner: dict[str, Any] = {"mode": self.mode, "user": self.user, "group": self.group}
         try:
-            return info.tobuf(tarfile.USTAR_FORMAT if self.format is None else self.format, "utf-8", "surrogateescape")
+            return member_header(f"{key}.{field}", size, mtime, **owner, format=self.format)
         except ValueError as exn:
-            if self.format is None:
-                return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
             raise ConfigError(
                 f"sample {key!r}: the header of field {field!r} cannot be written ({exn}); USTAR holds names of 100"
                 " bytes, or 255 with folders, and sizes below 8 GiB: shorten the key, or leave format= away"
@@ -433,6 +430,19 @@ class TarWriter:
         if getattr(self, "tarstream", None) is not None and self._pid == os.getpid():
             self.close()
             warnings.warn("a TarWriter was never closed; it is now, use `with`", ResourceWarning, stacklevel=1)
+
+
+def _joined(parts: Iterable[Any]) -> Iterator[Any]:
+    """Yield the same bytes with all that is between large parts joined: each write costs several calls."""
+    small: list[Any] = []
+    for part in parts:
+        if len(part) <= _JOINED_BYTES:
+            small.append(part)
+        else:
+            yield b"".join(small)
+            yield part
+            small.clear()
+    yield b"".join(small)
 
 
 class _CountedOutput:

@@ -50,7 +50,7 @@ def test_it_says_what_both_passes_read_and_does_it(call: Callable[..., Any], her
     size = sum((here / f"in-{shard}.tar").stat().st_size for shard in range(SHARDS)) / 1000
     assert "reshard: first pass: 1 of 1 task to run, 0 finished" in dry.stderr
     assert f"reads   3 shards, {size:.1f} kB, from this machine's files" in dry.stderr
-    assert f"spill objects of about {size:.1f} kB that it writes below out/_wds/reshard/spill/" in dry.stderr
+    assert f"spills  about {size:.1f} kB below out/_wds/reshard/spill/ until the end, and reads that" in dry.stderr
     assert not (here / "out").exists()
     done = call("reshard", "in-{0..2}.tar", OUT, "--shuffle", 7)
     assert "12 samples in, 12 out" in done.stdout

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from tests.distributed.probes import Probe, Unloadable, task
+from tests.distributed.test_kills import ended
 from tests.servers.raycluster import RayCluster
-from wds_async.distributed.engines import engine_of
+from wds_async.distributed.engines import apart, engine_of
 from wds_async.distributed.engines.base import TaskEngine
+from wds_async.distributed.engines.local import pickled
 from wds_async.distributed.tasks import AttemptResult
 from wds_async.errors import ConfigError, WdsError
 
@@ -75,8 +77,7 @@ def test_a_killed_process_loses_its_task_and_no_other(engine: TaskEngine, tmp_pa
         engine.submit(task(number, "die" if number in (2, 5) else ""))
     results = outcomes(engine, 12)
     lost = {number for number, one in results.items() if one.lost}
-    # Dask takes a task for lost that waited on the same worker twice.
-    assert lost >= {2, 5} if engine.name == "dask" else lost == {2, 5}
+    assert lost == {2, 5}
     assert all(results[number].record is None and results[number].error for number in lost)
     assert all(results[number].record is not None for number in range(12) if number not in lost)
 
@@ -103,8 +104,7 @@ def test_to_close_ends_what_runs(engine: TaskEngine, tmp_path: Path) -> None:
     began = list(tmp_path.glob("*.began.*"))
     time.sleep(1)
     assert list(tmp_path.glob("*.began.*")) == began
-    if engine.name != "dask":  # it cannot end a thread
-        assert not list(tmp_path.glob("*.ended"))
+    assert not list(tmp_path.glob("*.ended"))
 
 
 def test_what_does_not_pickle_is_refused_at_once(engine: TaskEngine) -> None:
@@ -157,6 +157,23 @@ def test_ray_another_cluster_than_that_of_the_program(ray: Any, raylets: RayClus
         engine_of("ray", address="127.0.0.1:1").start(Probe(str(tmp_path)))
 
 
+def test_ray_a_local_folder_for_workers_belongs_to_ray_init(ray: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"only supported at the job level .*ray.init"):
+        engine_of("ray", runtime_env={"working_dir": str(tmp_path)}).start(Probe(str(tmp_path)))
+
+
+def test_dask_an_idle_process_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apart, "_IDLE_S", 0.5)
+    monkeypatch.setattr(apart, "_is_cancelled", lambda key: False)
+    job = pickled(Probe(str(tmp_path)))
+    places = [apart.run_apart(job, task(number), "key").place for number in range(3)]
+    assert len(set(places)) == 1
+    pid, until = int(places[0]), time.monotonic() + LONG_S
+    while not ended(pid):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+
+
 def test_dask_resources_that_no_worker_has(dask_address: str, tmp_path: Path) -> None:
     engine = engine_of("dask", address=dask_address, resources={"GPU": 1})
     with pytest.raises(ConfigError, match="none of 2 workers has as much"):
@@ -164,9 +181,10 @@ def test_dask_resources_that_no_worker_has(dask_address: str, tmp_path: Path) ->
     engine.close()
 
 
-def test_dask_a_cluster_of_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, None])
+def test_dask_a_cluster_of_its_own(tmp_path: Path, workers: int | None) -> None:
     pytest.importorskip("distributed")
-    engine = engine_of("dask", workers=1)
+    engine = engine_of("dask", workers=workers)
     engine.start(Probe(str(tmp_path)))
     engine.submit(task(0))
     assert outcomes(engine, 1)[0].record is not None

@@ -167,8 +167,10 @@ def test_changed_inputs_are_another_job(inputs: str, tmp_path: Path) -> None:
     job_of(inputs, tmp_path / "out").run()
     with wds.TarWriter(tmp_path / "in/t-001.tar", mtime=0) as sink:
         sink.write({"__key__": "other", "txt": "x"})
-    with pytest.raises(JobChanged, match="ids"):
+    with pytest.raises(JobChanged, match=r"t-001\.tar was replaced: it had \d+ bytes, version .*; ids is"):
         job_of(inputs, tmp_path / "out").run()
+    with pytest.raises(JobChanged, match=r"input 0 is .*t-000\.tar there and .*t-002\.tar here"):
+        job_of(f"{tmp_path}/in/t-002.tar", tmp_path / "out").run()
 
 
 def test_an_input_that_is_replaced_after_planning_is_an_error_and_not_another_result(
@@ -192,6 +194,21 @@ def test_a_task_that_always_fails_is_named_and_the_others_finish(inputs: str, tm
     assert "0001-007" in status.failed[0][1]
     assert not (tmp_path / "out/o-0001-00.tar").exists()
     assert not list((tmp_path / "out").glob(".*"))
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("tail", "returned several, one of them a str.*stage=True.*in the sample '0001-000' at byte 0 of .*t-001"),
+        ("without_key", r"without __key__, with the fields \['txt'\].*in the sample '0001-000'"),
+        ("no_bytes", "'0001-000'.*no encoder.*when it wrote the new sample '0001-000'"),
+    ],
+)
+def test_what_is_no_sample_is_an_error_that_names_the_sample(
+    inputs: str, tmp_path: Path, function: str, message: str
+) -> None:
+    with pytest.raises(JobFailed, match=rf"(?s)task 1 .*{message}"):
+        job_of(inputs, tmp_path / "out", f"{FUNCTIONS}:{function}", attempts=1).run()
 
 
 def test_a_handler_passes_samples_over_and_the_record_names_them(inputs: str, tmp_path: Path) -> None:
@@ -237,6 +254,7 @@ def not_importable() -> Callable[..., Any]:
         ("no_colon", "package.module:function"),
         (f"{FUNCTIONS}:FUNCTIONS", "FUNCTIONS"),
         (3, "type int"),
+        (f"{FUNCTIONS}:later", "async"),
     ],
 )
 def test_functions_that_no_worker_can_import_are_refused(

@@ -275,6 +275,14 @@ def test_a_lost_answer_does_not_make_a_loser(store: Store) -> None:
     assert store.objects["/2"] == b"theirs"
 
 
+@pytest.mark.parametrize("script", [[201, 503], [0, 503], [503, 201, 503], [201, 429, 503]])
+def test_a_fault_does_not_make_a_server_one_that_replaces(store: Store, script: list[int]) -> None:
+    store.script = list(script)
+    assert publish_new(f"{store.url}/x", b"ours"), "the attempt that is to be refused finds our own object"
+    assert not publish_new(f"{store.url}/x", b"second")
+    assert store.objects["/x"] == b"ours"
+
+
 def test_it_gives_up_after_the_attempts_of_the_environment(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WDS_RETRIES", "2")
     store.script = [503] * 9

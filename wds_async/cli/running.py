@@ -147,10 +147,9 @@ def _outlook_of_reshard(job: ReshardJob, writes: str) -> _Outlook:
     again = Estimate.of(
         Input(f"{job.folder.out}spill", sum(one.size or 0 for one in task.inputs) or None) for task in tasks
     )
-    spilled = f"spill objects of {'' if again.unknown else 'about '}{human(again.bytes)}"
     lines = [f"reads   {first}"] if numbers else []
     lines += [
-        f"        then {spilled} that it writes below {redact(job.folder.url)}/spill/, until the end"
+        f"spills  about {human(again.bytes)} below {redact(job.folder.url)}/spill/ until the end, and reads that"
         f"{_cost(again.traffic, again.unknown)}",
         f"writes  {redact(writes)} (not priced)",
     ]
@@ -240,7 +239,7 @@ class ProgressDisplay:
             self._show(last, is_final=last.task in dict(progress.failures))
         if not self._is_terminal and time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + _PLAIN_EVERY_S
-            terminal.say(f"{name}: {ended:,} of {progress.tasks:,} tasks, {figures}", err=True)
+            terminal.say(f"{name}: {ended:,} of {counted(progress.tasks, 'task')}, {figures}", err=True)
 
     def finished(self) -> str:
         """Return how many tasks have a record, in words."""

@@ -7,6 +7,7 @@ Nothing else says what is finished.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -113,16 +114,19 @@ class JobFolder:
             raise ConfigError(f"{redact(self.url)}/job.json: not the description of a job ({KIND})")
         return document
 
-    def compare(self, document: Mapping[str, Any]) -> None:
-        """Raise JobChanged where ``job.json`` is not ``document``; it says what differs."""
+    def compare(self, document: Mapping[str, Any], inputs: Iterable[Input] = ()) -> None:
+        """Raise JobChanged where ``job.json`` is not ``document``; it says what differs, also which of ``inputs``."""
         there = self.document()
         differences = list(_differences(there, {"kind": KIND, **_plain(document)}))
+        if not differences:
+            return
+        with contextlib.suppress(ShardNotFound):
+            differences[:0] = _changed_inputs(self.inputs(), inputs)
         differences.sort(key=lambda text: not text.startswith("work."))  # what was changed, before what follows of it
-        if differences:
-            raise JobChanged(
-                f"{redact(self.url)} holds another job: {'; '.join(differences[:5])}. Give this one a name of its own"
-                " (job=...), or overwrite=True to drop the records of that one and begin again"
-            )
+        raise JobChanged(
+            f"{redact(self.url)} holds another job: {'; '.join(differences[:5])}. Give this one a name of its own"
+            " (job=...), or overwrite=True to drop the records of that one and begin again"
+        )
 
     def create(self, document: Mapping[str, Any], inputs: Iterable[Input] = (), *, overwrite: bool = False) -> bool:
         """Begin the job that ``document`` (JSON) describes; return False where it is there already. JobChanged where
@@ -249,6 +253,17 @@ def _differences(there: Any, here: Any, path: str = "") -> Iterator[str]:
             yield from _differences(there.get(name), here.get(name), f"{path}.{name}" if path else name)
     elif there != here:
         yield f"{path} is {_short(there)} there and {_short(here)} here"
+
+
+def _changed_inputs(there: Iterable[Input], here: Iterable[Input]) -> Iterator[str]:
+    """Yield what differs between the inputs of two jobs, in words, up to the first one that has another name."""
+    for number, (one, other) in enumerate(zip(there, here, strict=False)):
+        if one.url != redact(other.url):
+            yield f"input {number} is {one.url} there and {redact(other.url)} here"
+            return
+        if (one.size, one.version) != (other.size, other.version):
+            was, now = (f"{each.size} bytes, version {each.version or 'unknown'}" for each in (one, other))
+            yield f"{one.url} was replaced: it had {was}, and has {now}"
 
 
 def _short(value: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import operator
+import socket
 from typing import Any
 
 from wds_async import packages
@@ -56,7 +57,10 @@ def function_named(name: str, argument: str = "function") -> Any:
     except ModuleNotFoundError as exn:
         if exn.name is None or not f"{module_name}.".startswith(f"{exn.name}."):
             raise
-        raise ConfigError(f"{argument}={name!r}: Python finds no module {exn.name!r}; is it on PYTHONPATH?") from exn
+        host = socket.gethostname()
+        raise ConfigError(
+            f"{argument}={name!r}: Python finds no module {exn.name!r} on {host}; is it on PYTHONPATH there?"
+        ) from exn
     try:
         return operator.attrgetter(path)(module)
     except AttributeError as exn:

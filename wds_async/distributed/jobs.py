@@ -18,7 +18,7 @@ from wds_async.distributed.engines.choice import engine_of
 from wds_async.distributed.folder import JobFolder
 from wds_async.distributed.plan import hash_of_ids, ids_of
 from wds_async.distributed.progress import JobProgress, JobStatus, JobSummary, Tally
-from wds_async.distributed.tasks import AttemptResult, Task, Work
+from wds_async.distributed.tasks import AttemptResult, Input, Task, Work
 from wds_async.errors import JobChanged, JobFailed, ShardNotFound, WdsError
 from wds_async.observe.prices import meter_of_job
 from wds_async.redact import redact
@@ -118,6 +118,9 @@ class Job:
                 )
             pause.wait(min(_LOOK_EVERY_S, stall_s / 10))
 
+    def _inputs_of_tasks(self) -> Iterator[Input]:
+        return (one for task in self.tasks for one in task.inputs)
+
     def _unfinished(self, finished: set[int]) -> Iterator[int]:
         return (number for number in range(len(self.tasks)) if number not in finished)
 
@@ -125,18 +128,19 @@ class Job:
         document, folder, engine = self.document(), self.folder, self._engine
         contents = folder.contents()
         if contents.begun and not self.overwrite:
-            folder.compare(document)
+            folder.compare(document, self._inputs_of_tasks())
         tally = Tally(folder.url, len(self.tasks), meter_of_job())
         share = engine if isinstance(engine, RankedEngine) else None
+        begins = not contents.has_inputs or self.overwrite
         started = False
         try:
-            if not contents.begun or self.overwrite or next(iter(chosen(contents)), None) is not None:
+            if begins or next(iter(chosen(contents)), None) is not None:
                 started = True
                 engine.start(Attempt(self.work, folder))
-                inputs = (one for task in self.tasks for one in task.inputs)
+            if begins:
                 if self.overwrite and share is not None and not share.leads:
                     self._await_document(document)
-                folder.create(document, inputs, overwrite=self.overwrite)
+                folder.create(document, self._inputs_of_tasks(), overwrite=self.overwrite)
                 contents = folder.contents()
             tally.before = len(contents.finished)
             numbers = [number for number in chosen(contents) if share is None or share.is_mine(number)]
@@ -174,9 +178,9 @@ class Job:
         lines = [f"  task {number} {self._inputs(number)}: {error}" for number, error in sorted(tally.failures.items())]
         more = [f"  and {len(lines) - _NAMED:,} more: wds-async job status"] if len(lines) > _NAMED else []
         error = JobFailed(
-            f"{redact(self.folder.url)}: {len(lines):,} of {len(self.tasks):,} tasks failed in every attempt"
-            f" ({self.attempts}), the others are finished. Mend what is wrong and run the job again: it does what is"
-            " missing.\n" + "\n".join(lines[:_NAMED] + more)
+            f"{redact(self.folder.url)}: {len(lines):,} of {len(self.tasks):,} tasks failed, in every attempt where"
+            " another might have helped. What is finished stays: mend what is wrong, and run the job again.\n"
+            + "\n".join(lines[:_NAMED] + more)
         )
         error.failures = tuple(sorted(tally.failures.items()))
         return error

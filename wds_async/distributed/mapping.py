@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,8 +89,9 @@ class MapWork:
         is_stage = _is_stage(found) if stage is None else stage
         if is_stage:
             _stages(found, name)
-        elif not callable(found):
-            raise ConfigError(f"function={name}: {type(found).__name__} is no function of a sample, and no stage")
+        elif not callable(found) or inspect.iscoroutinefunction(found):
+            kind = f"{type(found).__name__} that is async" if callable(found) else type(found).__name__
+            raise ConfigError(f"function={name}: a {kind} is no function of a sample, and no stage")
         encoder = encoder if isinstance(encoder, bool) else name_of(encoder, "encoder")
         make_encoder(function_named(encoder, "encoder") if isinstance(encoder, str) else encoder, None)
         return cls(
@@ -133,7 +135,12 @@ class MapWork:
             with pipeline, self._shards(task, out) as shards:
                 write = shards.write
                 for sample in pipeline:
-                    write(sample)
+                    try:
+                        write(sample)
+                    except Exception as exn:
+                        key = sample.get("__key__") if isinstance(sample, Mapping) else type(sample).__name__
+                        exn.add_note(f"when it wrote the new sample {key!r}")
+                        raise
         finally:
             add_traffic(pipeline.traffic())
         skipped, more = skipped_entries(pipeline.ledger)
@@ -245,21 +252,34 @@ def _mapped(
         counts.samples_in += 1
         try:
             result = function(sample)
-            several = None if result is None or isinstance(result, Mapping) else list(result)
+            several = (result,) if type(result) is dict and "__key__" in result else _samples(result)
         except Exception as exn:
             if handlers.passed(handler, _located(exn, sample), sample):
                 continue
             return
-        if several is not None:
-            counts.dropped += not several
-            yield from several
-        elif result is None:
-            counts.dropped += 1
-        else:
-            yield result
+        counts.dropped += not several
+        yield from several
 
 
 _each = pipelinefilter(_mapped, traits=Traits(handler="handler"))
+
+
+def _samples(result: Any) -> Sequence[Any]:
+    """Return the samples that a function returned. TypeError for what is none, ValueError for one without a key."""
+    if result is None:
+        return ()
+    is_several = isinstance(result, Iterable) and not isinstance(result, Mapping | str | bytes)
+    several = list(result) if is_several else [result]
+    for one in several:
+        if not isinstance(one, Mapping):
+            raise TypeError(
+                f"the function returned {'several, one of them ' if is_several else ''}a {type(one).__name__}; it"
+                " returns a sample, a dict, or several, or None. Is it a stage, from an iterator to another? Then give"
+                " stage=True"
+            )
+        if "__key__" not in one:
+            raise ValueError(f"the function returned a sample without __key__, with the fields {list(one)}")
+    return several
 
 
 def _located(exn: Exception, sample: Any) -> Exception:

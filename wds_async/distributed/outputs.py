@@ -78,7 +78,7 @@ class SummedSink:
 
     def write(self, data: Data) -> int:
         """Take all of ``data``; returns its bytes."""
-        self._digest.update(memoryview(data))
+        self._digest.update(data)
         self.bytes += len(data)
         return self._pass_on(data)
 

@@ -21,43 +21,14 @@ from wds_async.tar.blocks import BLOCK
 from wds_async.tar.group import base_plus_ext
 from wds_async.tar.parse import members_of
 from wds_async.tar.source import ByteSource
-from wds_async.tar.write import compressed, compression
+from wds_async.tar.write import compressed, compression, member_header
 
-__all__ = ["RawTarWriter", "joined", "key_of_raw", "key_tag", "member_header", "raw_sample", "renamed"]
+__all__ = ["RawTarWriter", "joined", "key_of_raw", "key_tag", "raw_sample", "renamed"]
 
-_NAME_BYTES = 100
-_SIZE_LIMIT = 8**11
 _PADDING = bytes(BLOCK)
 _PLACE = frozenset(("__key__", "__url__", "__local_path__"))
 _SMALL_BYTES = 64 << 10
 """Below this, joining the parts of a sample costs less than handing them on one by one."""
-
-
-def _info(name: str, size: int) -> tarfile.TarInfo:
-    info = tarfile.TarInfo(name)
-    info.size, info.mode, info.uname, info.gname, info.mtime = size, 0o444, "bigdata", "bigdata", 0
-    return info
-
-
-_PLAIN = _info("", 0).tobuf(tarfile.USTAR_FORMAT)
-_FORMAT = b"%b" + _PLAIN[100:124] + b"%b\0" + _PLAIN[136:148] + b"%06o\0 " + _PLAIN[156:]
-_SUM = sum(_PLAIN[:124]) + sum(_PLAIN[135:148]) + sum(_PLAIN[156:]) + 8 * 32
-"""Sum of a header without its name and the digits of its size; the checksum's field counts as eight spaces."""
-
-
-def member_header(name: str, size: int) -> bytes:
-    """Return the header blocks of a regular file, as `TarWriter` writes them with ``mtime=0``."""
-    encoded = name.encode("utf-8", "surrogateescape")
-    if len(encoded) <= _NAME_BYTES and size < _SIZE_LIMIT:
-        digits = b"%011o" % size
-        # The low half of an Adler-32 is one plus the sum of the bytes, which is below its modulus here.
-        checksum = _SUM + (zlib.adler32(encoded + digits) & 0xFFFF) - 1
-        return _FORMAT % (encoded.ljust(_NAME_BYTES, b"\0"), digits, checksum)
-    info = _info(name, size)
-    try:
-        return info.tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
-    except ValueError:
-        return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
 def raw_sample(sample: Mapping[str, Any]) -> tuple[int, bytes | list[bytes]]:

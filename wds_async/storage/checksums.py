@@ -51,7 +51,7 @@ _ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\r": "\r"}
 class Digest(Protocol):
     """A sum in the making."""
 
-    def update(self, data: memoryview, /) -> None:
+    def update(self, data: bytes | bytearray | memoryview, /) -> None:
         """Add the next bytes."""
         ...
 
@@ -63,10 +63,10 @@ class Digest(Protocol):
 class _Crc:
     """A CRC of 32 bits; ``function(data, value)`` goes on from ``value``."""
 
-    def __init__(self, function: Callable[[memoryview, int], int]) -> None:
+    def __init__(self, function: Callable[[bytes | bytearray | memoryview, int], int]) -> None:
         self._function, self._value = function, 0
 
-    def update(self, data: memoryview, /) -> None:
+    def update(self, data: bytes | bytearray | memoryview, /) -> None:
         self._value = self._function(data, self._value)
 
     def digest(self) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import shutil
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -65,9 +66,10 @@ async def _remove(backends: Backends, urls: Iterable[str], options: StorageOptio
 def _remove_folder(location: Location) -> None:
     """Remove a local folder with all that is in it; of a link in it, the link alone."""
     assert location.path is not None
-    try:
-        shutil.rmtree(location.path)
-    except FileNotFoundError:
-        return
-    except OSError as exn:
-        raise error_for(explain_os_error(exn), location.shown, 0, 1) from exn
+    while os.path.lexists(location.path):
+        try:
+            shutil.rmtree(location.path)
+        except FileNotFoundError:  # another process removes the same
+            continue
+        except OSError as exn:
+            raise error_for(explain_os_error(exn), location.shown, 0, 1) from exn

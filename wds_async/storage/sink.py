@@ -334,7 +334,7 @@ class _Creation:
         if await self._is_there():
             return False
         created = await self._once()
-        if await self._once():
+        if await self._create():  # and not `_once`, for which our own object is a success
             raise UrlError(
                 f"{location.shown}: its server replaces an object although it was asked to create one only where there "
                 "is none (If-None-Match: *), so that writers would overwrite each other; write to a store that honours "
@@ -347,8 +347,10 @@ class _Creation:
         """Return whether the object was created. Where an attempt failed, the object that the next one finds may be
         its work."""
         retries = Retries(transfer_config().retry)
-        created = await self._ask(lambda: self._backend.create(self._location, self._data), retries)
-        return created or (retries.fault is not None and await self._is_ours())
+        return await self._create(retries) or (retries.fault is not None and await self._is_ours())
+
+    async def _create(self, retries: Retries | None = None) -> bool:
+        return await self._ask(lambda: self._backend.create(self._location, self._data), retries)
 
     async def _is_there(self) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""Rules for keys and field names that are read back as they were written, and compression by name.
+"""Rules for keys and field names that are read back as they were written, headers, and compression by name.
 
 A member is named ``key.field``, and a reader cuts that name again: at the first dot of its last component, fields in
 lower case, adjacent members of one key as one sample (see `group`). Most bad names would be lost without a word.
@@ -7,10 +7,13 @@ lower case, adjacent members of one key as one sample (see `group`). Most bad na
 from __future__ import annotations
 
 import bz2
+import functools
 import gzip
 import logging
 import lzma
 import re
+import tarfile
+import zlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -18,12 +21,14 @@ from wds_async.errors import ConfigError
 from wds_async.logs import Once
 from wds_async.tar.group import SKIP_META, base_plus_ext
 
-__all__ = ["NameRules", "compressed", "compression"]
+__all__ = ["NameRules", "compressed", "compression", "member_header"]
 
 logger = logging.getLogger("wds_async")
 
 _PLAIN = re.compile(r"(?:(?!__)[^./\0][^./\0]*/)*(?!__)[^./\0][^./\0]*")
 _META = re.compile(SKIP_META)
+_NAME_BYTES = 100
+_SIZE_LIMIT = 8**11
 
 
 class NameRules:
@@ -106,6 +111,55 @@ class NameRules:
     def _warn(self, kind: str, text: str) -> None:
         if self._warned.first(kind):
             logger.warning("writing shards: %s (logged once a writer)", text)
+
+
+def member_header(
+    name: str,
+    size: int,
+    mtime: float = 0,
+    *,
+    mode: int = 0o444,
+    user: str = "bigdata",
+    group: str = "bigdata",
+    format: Any = None,
+) -> bytes:
+    """Return the header blocks of a regular file, those that ``tarfile`` makes of ``format``; None: ustar, and for what
+    that cannot hold a PAX header before it. ValueError for what ``format`` cannot hold."""
+    if format != tarfile.PAX_FORMAT:
+        mtime = int(mtime)
+    info = functools.partial(_member, name, size, mtime, mode, user, group)
+    try:
+        if format not in (None, tarfile.USTAR_FORMAT):
+            return info().tobuf(format, "utf-8", "surrogateescape")
+        encoded = name.encode("utf-8", "surrogateescape")
+        if len(encoded) > _NAME_BYTES or size >= _SIZE_LIMIT:
+            return info().tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
+        # A tenth of the time: all but name, size and checksum is the same from member to member.
+        form, rest = _plain_header(mtime, mode, user, group)
+    except ValueError:
+        if format is not None:
+            raise
+        return info().tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    digits = b"%011o" % size
+    # The low half of an Adler-32 is one plus the sum of the bytes, which is below its modulus here.
+    checksum = rest + (zlib.adler32(encoded + digits) & 0xFFFF) - 1
+    return form % (encoded.ljust(_NAME_BYTES, b"\0"), digits, checksum)
+
+
+def _member(name: str, size: int, mtime: float, mode: int, user: str, group: str) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    info.size, info.mtime, info.mode, info.uname, info.gname = size, mtime, mode, user, group
+    return info
+
+
+@functools.lru_cache(64)
+def _plain_header(mtime: float, mode: int, user: str, group: str) -> tuple[bytes, int]:
+    """Return a ustar header with places for name, size and checksum, and the sum of its other bytes, where the
+    checksum's field counts as eight spaces."""
+    plain = _member("", 0, mtime, mode, user, group).tobuf(tarfile.USTAR_FORMAT, "utf-8", "surrogateescape")
+    parts = [part.replace(b"%", b"%%") for part in (plain[100:124], plain[136:148], plain[156:])]
+    rest = sum(plain[:124]) + sum(plain[135:148]) + sum(plain[156:]) + 8 * 32
+    return b"%b" + parts[0] + b"%b\0" + parts[1] + b"%06o\0 " + parts[2], rest
 
 
 _KINDS = {"gz": "gz", "tgz": "gz", "bz2": "bz2", "tbz2": "bz2", "xz": "xz", "txz": "xz", "zst": "zst"}

@@ -86,4 +86,5 @@ def receive(parent: Any, take: Callable[[Any], None]) -> None:
 
 
 def _end(number: int, frame: Any) -> None:
+    signal.signal(number, signal.SIG_IGN)  # another one would only interrupt the end that this one begins
     raise KeyboardInterrupt  # no attempt catches it, and a writer discards what it has

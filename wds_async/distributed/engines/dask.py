@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import queue
 import time
 import uuid
@@ -10,9 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from wds_async.arguments import check_number, check_size
+from wds_async.distributed.engines.apart import end_processes, run_apart
 from wds_async.distributed.engines.base import RunAttempt
-from wds_async.distributed.engines.local import pickled
-from wds_async.distributed.engines.remote import reach, run_pickled, short_error
+from wds_async.distributed.engines.local import cpus_here, pickled
+from wds_async.distributed.engines.remote import reach, short_error
 from wds_async.distributed.tasks import AttemptResult, Task
 from wds_async.errors import ConfigError
 from wds_async.packages import optional
@@ -20,21 +20,20 @@ from wds_async.redact import redact
 
 __all__ = ["DaskEngine"]
 
-logger = logging.getLogger("wds_async")
-
 _MORE = 16
 """Tasks that wait beyond twice those that fit, so that an adaptive cluster grows."""
 _LOOK_EVERY_S = 5.0
 _REACH_WITHIN_S = 10.0
+_END_WITHIN_S = 5.0
 
 
 class DaskEngine:
-    """A Dask cluster. A worker process runs one task at a time, however many threads it has: give workers one thread
-    and start more of them.
+    """A Dask cluster. Each thread of a worker runs one task at a time, in a process of its own beside the worker: see
+    `apart`. Its memory is not what Dask's limits for workers count.
 
     ``address``: of the scheduler (default: the client that this program has made, the address in Dask's own
-    configuration, DASK_SCHEDULER_ADDRESS, or a new cluster on this machine of ``workers`` processes). ``resources``: of
-    a task, by the names that workers were started with. ``cpus``: of one task; Dask counts no CPUs, so this is only
+    configuration, DASK_SCHEDULER_ADDRESS, or a cluster in this process for ``workers`` tasks at once). ``resources``:
+    of a task, by the names that workers were started with. ``cpus``: of one task; Dask counts no CPUs, so this is only
     what a new cluster's default number of workers follows from. ConfigError for numbers that are none or below 1.
 
     Where a worker is lost, Dask itself runs its tasks again, up to the ``allowed-failures`` of its configuration; that
@@ -75,11 +74,6 @@ class DaskEngine:
         self._client = self._connect()
         self._look()
         workers = self._client.scheduler_info(n_workers=-1)["workers"]
-        if several := [name for name, one in workers.items() if one["nthreads"] > 1]:
-            logger.warning(
-                "engine='dask': %d of %d workers have several threads, and run one task at a time all the same; start"
-                " more workers of one thread each (--nthreads 1)", len(several), len(workers),
-            )  # fmt: skip
         if workers and self._resources and not any(self._fits(one["resources"]) for one in workers.values()):
             raise ConfigError(
                 f"engine='dask': a task asks for {self._resources}, and none of {len(workers)} workers has as much."
@@ -88,7 +82,7 @@ class DaskEngine:
 
     @property
     def capacity(self) -> int:
-        """Twice the workers that are there, and some more."""
+        """Twice the threads of the workers that are there, and some more."""
         if time.monotonic() - self._looked_at > _LOOK_EVERY_S:
             self._look()
         return 2 * self._places + _MORE
@@ -97,7 +91,7 @@ class DaskEngine:
         """Give ``task`` to the scheduler."""
         key = f"{self._run}-{task.number}-{uuid.uuid4().hex[:8]}"
         future = self._client.submit(
-            run_pickled, self._attempt, task, key=key, pure=False, retries=0, resources=self._resources or None
+            run_apart, self._attempt, task, key, key=key, pure=False, retries=0, resources=self._resources or None
         )
         self._pending[key] = (task.number, future)
         future.add_done_callback(lambda done: self._results.put(done.key))
@@ -120,17 +114,19 @@ class DaskEngine:
         return result
 
     def close(self) -> None:
-        """Cancel the tasks that wait, and end the client and the cluster that this engine has made."""
+        """Cancel the tasks that run or wait, and end the client and the cluster that this engine has made."""
         pending, self._pending = self._pending, {}
         own, self._own = self._own, []
         client, self._client = self._client, None
         if client is not None and pending:
             client.cancel([future for _, future in pending.values()], force=True)
+        if own:
+            end_processes(_END_WITHIN_S)
         for one in own:
             one.close()
 
     def _look(self) -> None:
-        self._places, self._looked_at = len(self._client.nthreads()), time.monotonic()
+        self._places, self._looked_at = sum(self._client.nthreads().values()), time.monotonic()
 
     def _fits(self, resources: Mapping[str, float]) -> bool:
         return all(resources.get(name, 0) >= much for name, much in self._resources.items())
@@ -144,9 +140,9 @@ class DaskEngine:
             except ValueError:  # there is none
                 address = optional("dask", "engine='dask'", "dask").config.get("scheduler-address", None)
         if address is None:
-            workers = self._workers or max(1, int(dask.system.CPU_COUNT / self._cpus))
+            workers = self._workers or max(1, int(cpus_here() / self._cpus))
             cluster = dask.LocalCluster(
-                n_workers=workers, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0"
+                n_workers=1, threads_per_worker=workers, processes=False, dashboard_address="127.0.0.1:0"
             )
             self._own.append(cluster)
             address = cluster.scheduler_address

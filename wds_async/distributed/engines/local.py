@@ -23,7 +23,7 @@ from wds_async.distributed.engines.child import ChildProcess
 from wds_async.distributed.tasks import AttemptResult, Task
 from wds_async.errors import ConfigError, WdsError
 
-__all__ = ["LocalEngine", "pickled"]
+__all__ = ["LocalEngine", "cpus_here", "pickled"]
 
 _STARTS_IN_VAIN = 5
 _STOP_WITHIN_S = 3.0
@@ -52,7 +52,7 @@ class LocalEngine:
     def __init__(self, workers: int | None = None, cpus: float = 1, *, ranks_of_host: int = 1) -> None:
         if check_number(f"engine={self.name!r}", "cpus", cpus) <= 0:
             raise ConfigError(f"engine={self.name!r}: cpus={cpus!r}: CPUs of one task, more than 0")
-        most = max(1, int(_cpus() / cpus / ranks_of_host)) if workers is None else workers
+        most = max(1, int(cpus_here() / cpus / ranks_of_host)) if workers is None else workers
         self.workers = check_size(f"engine={self.name!r}", "workers", most, at_least=1)
         self._attempt = b""
         self._processes: list[_Process] = []
@@ -61,7 +61,11 @@ class LocalEngine:
 
     def start(self, attempt: RunAttempt) -> None:
         """Remember ``attempt``; processes start with the first tasks."""
-        self._attempt = pickled(attempt)
+        self.start_pickled(pickled(attempt))
+
+    def start_pickled(self, attempt: bytes) -> None:
+        """The same for an attempt that is pickled already, and cannot be loaded in this process perhaps."""
+        self._attempt = attempt
         self._in_vain = 0
 
     @property
@@ -161,7 +165,7 @@ class _Process(ChildProcess):
         self.is_ready = False
 
 
-def _cpus() -> int:
+def cpus_here() -> int:
     """Return the number of CPUs that this process may use."""
     try:
         return len(os.sched_getaffinity(0))

@@ -23,7 +23,8 @@ __all__ = ["RayEngine"]
 _MORE = 16
 """Tasks that wait beyond twice those that fit: Ray's autoscaler starts machines for what waits."""
 _LOOK_EVERY_S = 5.0
-_CANCEL_WITHIN_S = 5.0
+_CANCEL_WITHIN_S = 6.0
+_INTERRUPT_WITHIN_S = 3.0
 
 
 class RayEngine:
@@ -32,8 +33,9 @@ class RayEngine:
 
     ``address``: of the cluster, where this program has not called ``ray.init`` itself (default: RAY_ADDRESS, a cluster
     of this machine, or a new one on it). ``runtime_env``: Ray's description of what workers need, such as
-    ``{"working_dir": ".", "env_vars": {...}}``. ``autoscaling``: the cluster starts machines for tasks that wait, so
-    tasks need not fit one that it has now. ConfigError for requests that are negative, or for nothing.
+    ``{"working_dir": ".", "pip": ["wds-async[ray]"]}``; Ray takes folders of this machine only in ``ray.init``, so a
+    program that has called that itself must give them there. ``autoscaling``: the cluster starts machines for tasks
+    that wait, so tasks need not fit one that it has now. ConfigError for requests that are negative, or for nothing.
     """
 
     name = "ray"
@@ -82,7 +84,7 @@ class RayEngine:
         others = {name: much for name, much in self._request.items() if name not in ("CPU", "GPU", "memory")}
         if others:
             options["resources"] = others
-        if self._runtime_env:
+        if self._runtime_env and not self._is_connected_here:
             options["runtime_env"] = self._runtime_env
         return options
 
@@ -125,11 +127,12 @@ class RayEngine:
             self._ray.shutdown()
 
     def _cancel(self, references: list[Any]) -> None:
-        """Cancel tasks, more than once: Ray forgets it of one that is just on its way to a worker."""
-        until = time.monotonic() + _CANCEL_WITHIN_S
-        while references and time.monotonic() < until:
+        """Interrupt tasks, which discard what they were writing then, and end by force those that go on. More than
+        once: Ray forgets it of one that is just on its way to a worker."""
+        began = time.monotonic()
+        while references and (waited := time.monotonic() - began) < _CANCEL_WITHIN_S:
             for reference in references:
-                self._ray.cancel(reference, force=True)
+                self._ray.cancel(reference, force=waited > _INTERRUPT_WITHIN_S)
             _, references = self._ray.wait(references, num_returns=len(references), timeout=0.5)
 
     def _failed(self, number: int, exn: Exception) -> AttemptResult:
@@ -145,15 +148,20 @@ class RayEngine:
         ray = self._ray
         if ray.is_initialized():
             self._check_connection()
+            self._check_runtime_env()
             return
         address = self._address or variable("RAY_ADDRESS")
         if address is not None:
             reach(address, "engine='ray'", "that of its head, such as head:6379, or ray://head:10001 from outside")
         try:
-            ray.init(address=address, log_to_driver=False, logging_level="WARNING")
+            ray.init(address=address, runtime_env=self._runtime_env or None, logging_level="WARNING")
         except Exception as exn:
             place = f"at {redact(address)}" if address else "on this machine"
-            raise ConfigError(f"engine='ray': no connection to a cluster {place}: {short_error(exn)}") from exn
+            raise ConfigError(
+                f"engine='ray': no connection to a cluster {place}: {short_error(exn)}. Python and Ray have to be of"
+                " the same versions as there. Where the cluster asks for a token, set RAY_AUTH_MODE=token here, and"
+                " RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH"
+            ) from exn
         self._is_connected_here = True
 
     def _check_connection(self) -> None:
@@ -167,6 +175,14 @@ class RayEngine:
                 f"engine='ray': address={redact(asked)!r}, and this program is connected to the cluster at {there}"
                 " already. Leave address away, or call ray.shutdown() first"
             )
+
+    def _check_runtime_env(self) -> None:
+        """Raise ConfigError for one that tasks cannot have, where this engine has not made the connection."""
+        if self._runtime_env and not self._is_connected_here:
+            try:
+                self._ray.remote(run_pickled).options(runtime_env=self._runtime_env)
+            except (TypeError, ValueError) as exn:
+                raise ConfigError(f"engine='ray': {short_error(exn)}") from exn
 
     def _count_slots(self) -> int:
         """Return how many tasks fit the cluster's machines at once. ConfigError where none fits and none will come."""

@@ -6,7 +6,6 @@ import functools
 import os
 import pickle
 import socket
-import threading
 
 from wds_async import config
 from wds_async.distributed.engines.base import RunAttempt
@@ -14,29 +13,27 @@ from wds_async.distributed.tasks import AttemptResult, Task
 from wds_async.errors import ConfigError
 from wds_async.redact import redact
 
-__all__ = ["reach", "run_pickled", "short_error"]
+__all__ = ["not_loaded", "reach", "run_pickled", "short_error"]
 
 _MOST_CHARACTERS = 500
 _REACH_WITHIN_S = 10.0
-_one_at_a_time = threading.Lock()
-"""A task seeds the generators of its process, so its result would depend on another that ran beside it."""
 
 
 def run_pickled(data: bytes, task: Task) -> AttemptResult:
-    """Run an attempt at ``task`` in this worker, where ``data`` is pickled what runs it. An attempt that cannot be
+    """Run an attempt at ``task`` in this process, where ``data`` is pickled what runs it. An attempt that cannot be
     loaded here, as its module is missing, is an outcome like any other."""
     try:
         attempt = _loaded(data)
     except Exception as exn:
-        place = f"{socket.gethostname()}:{os.getpid()}"
-        return AttemptResult(
-            task.number,
-            error=f"the job cannot be loaded on {place}: {short_error(exn)}. Its modules, and the same wds_async, have"
-            " to be on every machine",
-            place=place,
-        )
-    with _one_at_a_time:
-        return attempt(task)
+        return not_loaded(task, short_error(exn))
+    return attempt(task)
+
+
+def not_loaded(task: Task, error: str) -> AttemptResult:
+    """Return the outcome of a task whose job cannot be loaded in this process, because of ``error``."""
+    place = f"{socket.gethostname()}:{os.getpid()}"
+    advice = "Its modules, and the same wds_async, have to be on every machine"
+    return AttemptResult(task.number, error=f"the job cannot be loaded on {place}: {error}. {advice}", place=place)
 
 
 @functools.lru_cache(maxsize=4)

@@ -36,3 +36,5 @@ def main(parent: Connection) -> None:
         return
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -87,6 +88,8 @@ class FeedDecoder:
 
     def run(self) -> None:
         """Make batches until the feed ends."""
+        # Of decoders that have less than others: ranks take the same number of steps all the same.
+        warnings.filterwarnings("ignore", r"\d+ shards for \d+ ranks", UserWarning)
         threading.Thread(target=self._report, name="feed-reports", daemon=True).start()
         try:
             while (production := self._next()) is not None:

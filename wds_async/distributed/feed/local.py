@@ -200,7 +200,7 @@ def main(parent: Connection[Any, Any]) -> None:
     def ask(method: str, *arguments: Any) -> Any:
         try:
             return coordinator(method, *arguments)
-        except _GONE as exn:
+        except (FeedError, *_GONE) as exn:
             raise CoordinatorLost from exn
 
     def pack(batch: Any) -> Kept:

@@ -136,10 +136,8 @@ class AzureBackend(CloudBackend):
         blob, access, plain = self._of(location.target)
         if plain:
             return await self._http.create(location, data)
-        if not blob.name:
-            raise UrlError(f"{redact(location.target)} names a container, not a blob")
+        client = await _client_of(blob, access, location)
         await self._resolve(access.account, location.target)
-        client = (await access.service()).get_blob_client(blob.container, blob.name)
         # aiohttp repeats a PUT by itself where the connection breaks, so what is there may be our own blob.
         metadata = {"wds_async_writer": os.urandom(16).hex()}
         try:
@@ -160,7 +158,7 @@ class AzureBackend(CloudBackend):
         if plain:
             await self._http.remove(location)
             return
-        client = (await access.service()).get_blob_client(blob.container, blob.name)
+        client = await _client_of(blob, access, location)
         try:
             await client.delete_blob(delete_snapshots="include")
         except Exception as exn:
@@ -219,6 +217,13 @@ class AzureBackend(CloudBackend):
             reason = f"there is no storage account {account.name}: {host} does not resolve"
             advice = "Check AZURE_STORAGE_ACCOUNT_NAME (account_name=), or the URL."
             raise error_for(Fault(Verdict.MISSING, reason, advice), redact(url), 0, 1) from exn
+
+
+async def _client_of(blob: Blob, access: AccountAccess, location: Location) -> Any:
+    """Return Azure's client of a blob that is written or removed. UrlError where none is named."""
+    if not blob.name:
+        raise UrlError(f"{redact(location.target)} names a container, not a blob")
+    return (await access.service()).get_blob_client(blob.container, blob.name)
 
 
 async def _request(access: AccountAccess, blob: Blob) -> Request:

@@ -162,9 +162,7 @@ class GcsBackend(CloudBackend):
         return google_object(await self._get_json(_object_path(bucket, key), query))
 
     async def create(self, location: Location, data: bytes) -> bool:
-        bucket, key, _ = self._split(location.target)
-        if not key:
-            raise UrlError(f"{redact(location.target)}: names no object; write gs://BUCKET/OBJECT")
+        bucket, key, _ = self._object(location)
         writes = self._writing()
         await writes._identify()
         session = await writes._http.session()
@@ -178,7 +176,7 @@ class GcsBackend(CloudBackend):
             return response.status == 200
 
     async def remove(self, location: Location) -> None:
-        bucket, key, query = self._split(location.target)
+        bucket, key, query = self._object(location)
         writes = self._writing()
         await writes._identify()
         session = await writes._http.session()
@@ -212,7 +210,9 @@ class GcsBackend(CloudBackend):
         generation = self._split(url)[2].get("generation", "")
         fault = explain(outcome, self._identity, generation=generation, renewable=self._tokens.refreshable)
         if fault.verdict is Verdict.EXPIRED:
-            self._tokens.refuse()
+            for backend in (self, self._writes):
+                if backend is not None:
+                    backend._tokens.refuse()
         if isinstance(outcome, OSError) and "Google" not in fault.reason:  # no answer is behind it
             fault = self._at_endpoint(fault, outcome, self._endpoint())
         return fault
@@ -239,6 +239,13 @@ class GcsBackend(CloudBackend):
         bucket, _, key = url.partition("://")[2].partition("/")
         pin = _GENERATION.search(key) if self._options.get("version_aware", True) else None
         return (bucket, key, {}) if pin is None else (bucket, key[: pin.start()], {"generation": pin[1] or pin[2]})
+
+    def _object(self, location: Location) -> tuple[str, str, dict[str, str]]:
+        """Return the same of an object that is written or removed. UrlError where none is named."""
+        bucket, key, query = self._split(location.target)
+        if not key:
+            raise UrlError(f"{redact(location.target)}: names no object; write gs://BUCKET/OBJECT")
+        return bucket, key, query
 
     async def _identify(self) -> None:
         async with self._ready:

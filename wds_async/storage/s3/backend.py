@@ -75,9 +75,7 @@ class S3Backend(CloudBackend):
         hide_in_logs(self._secrets, "botocore", "aiobotocore", "s3fs")
 
     async def access(self, location: Location) -> Access:
-        name = S3Name.of(location.target)
-        if not name.bucket or not name.key:
-            raise UrlError(f"{redact(location.target)}: names no object; write s3://bucket/key")
+        name = _object_name(location)
         client = await self._connected(name)
         signed = await client.sign(name)
         self._remember(location.target, client)
@@ -129,9 +127,7 @@ class S3Backend(CloudBackend):
         return amazon(fields) or (None if name.is_directory else amazon_etag(fields))
 
     async def create(self, location: Location, data: bytes) -> bool:
-        name = S3Name.of(location.target)
-        if not name.bucket or not name.key:
-            raise UrlError(f"{redact(location.target)}: names no object; write s3://bucket/key")
+        name = _object_name(location)
         client = await self._connected(name)
         self._remember(location.target, client)
         writer = os.urandom(16).hex()
@@ -148,13 +144,13 @@ class S3Backend(CloudBackend):
         return True
 
     async def remove(self, location: Location) -> None:
-        name = S3Name.of(location.target)
+        name = _object_name(location)
         client = await self._connected(name)
         self._remember(location.target, client)
         await client.delete(name)
 
     async def certainly_creates(self, location: Location) -> bool:
-        return (await self._connected(S3Name.of(location.target))).at_amazon
+        return (await self._connected(_object_name(location))).at_amazon
 
     async def close(self) -> None:
         for filesystems in (*self._dropped, self._filesystems):
@@ -261,6 +257,13 @@ class S3Backend(CloudBackend):
         parts = urllib.parse.urlsplit(url)
         self._endpoint = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"  # it may hold a password
         return self._why_indirect(url) or client.by_itself()
+
+
+def _object_name(location: Location) -> S3Name:
+    name = S3Name.of(location.target)
+    if not name.bucket or not name.key:
+        raise UrlError(f"{redact(location.target)}: names no object; write s3://bucket/key")
+    return name
 
 
 def _entry(url: str, item: Mapping[str, Any]) -> Entry:
