@@ -227,7 +227,7 @@ class ProgressDisplay:
 
     def expect(self, tasks: int, finished: int) -> None:
         """Show how many tasks there are, before the first one has ended."""
-        self._bar.update(self._task, total=tasks, completed=finished)
+        self._bar.update(self._task, total=tasks, completed=finished, figures="starting")
 
     def __call__(self, progress: JobProgress) -> None:
         """Show where the job is, or the phase of it that runs."""
