@@ -43,7 +43,7 @@ def test_the_second_step_waits_for_the_first() -> None:
     assert [step.get("dependsOn") for step in steps] == [None, [{"name": steps[0]["name"], "status": "Complete"}]]
 
 
-@pytest.mark.parametrize("name", ["ray-map"])
+@pytest.mark.parametrize("name", ["ray-map", "ray-feed"])
 def test_ray_is_the_one_of_the_image_and_asks_for_a_token(name: str) -> None:
     cluster = only(manifests(FOLDER / name), "RayJob")["spec"]["rayClusterSpec"]
     locked = re.search(r"^ray==(\S+)", (DOCKER / "requirements-ray.txt").read_text(encoding="utf-8"), re.MULTILINE)
@@ -62,6 +62,21 @@ def test_ray_is_the_one_of_the_image_and_asks_for_a_token(name: str) -> None:
             assert store < int(container["resources"]["requests"]["memory"].removesuffix("Gi")) << 29
     for group in cluster["workerGroupSpecs"]:
         assert group["minReplicas"] == group["replicas"] == group["maxReplicas"], "there is no autoscaler"
+
+
+def test_a_training_gets_as_many_decoders_and_ranks_as_fit() -> None:
+    cluster = only(manifests(FOLDER / "ray-feed"), "RayJob")["spec"]["rayClusterSpec"]
+    (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
+    env = {one["name"]: one.get("value") for one in head["env"]}
+    data, gpus = cluster["workerGroupSpecs"]
+    (rank,) = gpus["template"]["spec"]["containers"]
+    decoding = int(re.findall(r"\d+", data["rayStartParams"]["resources"])[0])
+    assert int(env["DECODERS"]) == data["replicas"] * decoding
+    assert int(env["RANKS"]) == gpus["replicas"] * rank["resources"]["limits"]["nvidia.com/gpu"]
+    assert "resources" not in gpus["rayStartParams"], "no decoder there"
+    for group in (data, gpus):
+        (container,) = group["template"]["spec"]["containers"]
+        assert "SHARDS" in {one["name"] for one in container["env"]}, "decoders read it"
 
 
 def test_the_slurm_script_parses() -> None:

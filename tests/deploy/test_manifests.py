@@ -27,7 +27,7 @@ UID = 10001
 PREPARES = "folders"
 """The one container that is root, for the instant that giving away two folders takes."""
 
-WRITERS = ["distributed/indexed", "distributed/jobset", "distributed/ray-map"]
+WRITERS = ["distributed/indexed", "distributed/jobset", "distributed/ray-map", "distributed/ray-feed"]
 """Folders whose pods map shards."""
 
 manifests = functools.cache(kustomized)
@@ -79,6 +79,7 @@ def test_there_are_folders_for_every_place() -> None:
         "base", "overlays/gke", "overlays/eks", "overlays/aks", "overlays/bare-metal",
         "overlays/gke-autopilot", "monitoring", "training/indexed", "training/trainjob", "training/socket", "offline",
         "distributed/work", "distributed/indexed", "distributed/jobset", "distributed/ray-map",
+        "distributed/ray-feed",
     }  # fmt: skip
 
 
