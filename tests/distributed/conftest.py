@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.servers.process import required
+from tests.servers.process import ServerMissing, required
 from tests.servers.raycluster import RayCluster, ray_cluster
 
 
@@ -24,3 +25,14 @@ def ray(raylets: RayCluster) -> Iterator[Any]:
     """The module ``ray``, with this process as a driver of the cluster during the tests of a file."""
     with raylets.driver() as module:
         yield module
+
+
+@pytest.fixture(scope="session")
+def dask() -> Any:
+    """The module ``distributed``."""
+    with required():
+        if importlib.util.find_spec("distributed") is None:
+            raise ServerMissing("Dask is not installed: pip install 'wds-async[dask]'")
+    import distributed
+
+    return distributed

@@ -91,7 +91,7 @@ def test_the_same_bytes_on_every_engine(
     if engine == "ray":
         request.getfixturevalue("ray")
     elif engine == "dask":
-        pytest.importorskip("distributed")
+        request.getfixturevalue("dask")
     engines: list[Any] = [engine]
     if engine == "rank":
         engines = [engine_of("rank", rank=rank, world_size=2, workers=1) for rank in (1, 0)]
@@ -266,12 +266,11 @@ def has_tasks(pid: int) -> bool:
 
 
 @pytest.mark.timeout(3600 if ALL else 400)
-def test_dask_workers_are_killed(inputs: str, out: Path, wanted: dict[str, bytes]) -> None:
+def test_dask_workers_are_killed(dask: Any, inputs: str, out: Path, wanted: dict[str, bytes]) -> None:
     """Dask itself starts other workers, and gives their tasks to them."""
-    distributed = pytest.importorskip("distributed")
     rng, kills = random.Random(6), 0
     options = {"n_workers": 2, "threads_per_worker": 2, "dashboard_address": "127.0.0.1:0"}
-    with distributed.LocalCluster(**options) as cluster:
+    with dask.LocalCluster(**options) as cluster:
         while kills < POINTS:
             left = [None] * 2
 

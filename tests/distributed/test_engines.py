@@ -24,11 +24,12 @@ LONG_S = 60.0
 
 
 @pytest.fixture(scope="module")
-def dask_address() -> Iterator[str]:
-    distributed, dask = pytest.importorskip("distributed"), pytest.importorskip("dask")
+def dask_address(dask: Any) -> Iterator[str]:
+    from dask import config
+
     with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 1, "distributed.comm.timeouts.connect": "3s"}),
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
+        config.set({"distributed.scheduler.allowed-failures": 1, "distributed.comm.timeouts.connect": "3s"}),
+        dask.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0") as cluster,
     ):
         yield cluster.scheduler_address
 
@@ -182,8 +183,7 @@ def test_dask_resources_that_no_worker_has(dask_address: str, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("workers", [1, None])
-def test_dask_a_cluster_of_its_own(tmp_path: Path, workers: int | None) -> None:
-    pytest.importorskip("distributed")
+def test_dask_a_cluster_of_its_own(dask: Any, tmp_path: Path, workers: int | None) -> None:
     engine = engine_of("dask", workers=workers)
     engine.start(Probe(str(tmp_path)))
     engine.submit(task(0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,8 +20,7 @@ def test_ray_a_cluster_that_does_not_answer(address: str, tmp_path: Path) -> Non
         engine_of("ray", address=address.format(free_port())).start(Probe(str(tmp_path)))
 
 
-def test_dask_a_scheduler_that_does_not_answer(tmp_path: Path) -> None:
-    pytest.importorskip("distributed")
+def test_dask_a_scheduler_that_does_not_answer(dask: Any, tmp_path: Path) -> None:
     engine = engine_of("dask", address=f"tcp://127.0.0.1:{free_port()}")
     with pytest.raises(ConfigError, match="no cluster answers at"):
         engine.start(Probe(str(tmp_path)))
