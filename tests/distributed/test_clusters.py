@@ -255,7 +255,7 @@ def test_an_interrupted_driver_leaves_a_job_to_go_on_with(
     with on_ray(raylets, inputs, out) as process:
         summary = done(process)
     assert (summary["done"], summary["before"]) == (SHARDS - finished, finished)
-    assert files(out) == wanted  # tasks that were cancelled have discarded what they were writing
+    assert taken(out) == wanted
 
 
 def has_tasks(pid: int) -> bool:
