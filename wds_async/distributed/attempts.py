@@ -29,21 +29,15 @@ _MOST_CHARACTERS = 2000
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-@dataclass
-class _Usage:
-    """What the attempt that runs in this context has read."""
-
-    traffic: Traffic = field(default_factory=Traffic)
-
-
-_usage: contextvars.ContextVar[_Usage | None] = contextvars.ContextVar("usage", default=None)
+_traffic: contextvars.ContextVar[Traffic | None] = contextvars.ContextVar("traffic", default=None)
+"""What the attempt that runs in this context has read."""
 
 
 def add_traffic(traffic: Traffic | None) -> None:
     """Count what a work's reader has read for the attempt that runs it; nothing outside of one."""
-    usage = _usage.get()
-    if usage is not None and traffic is not None:
-        usage.traffic.merge(traffic)
+    total = _traffic.get()
+    if total is not None and traffic is not None:
+        total.merge(traffic)
 
 
 def skipped_entries(ledger: Ledger | Ledgers) -> tuple[tuple[Mapping[str, Any], ...], dict[str, Any]]:
@@ -68,9 +62,9 @@ class Attempt:
     secure: bool = field(default_factory=config.security_enforced)
 
     def __call__(self, task: Task) -> AttemptResult:
-        began, usage = time.monotonic(), _Usage()
+        began, traffic = time.monotonic(), Traffic()
         config.inherit_security(self.secure)
-        token = _usage.set(usage)
+        token = _traffic.set(traffic)
         record, first, error, permanent = None, True, "", False
         try:
             with world.standing_at(world.Place(0, 1, 0, 1)):
@@ -79,8 +73,7 @@ class Attempt:
         except (Exception, SystemExit) as exn:  # a function that calls sys.exit must not end the worker
             record, error, permanent = None, error_text(exn, task), isinstance(exn, _PERMANENT)
         finally:
-            _usage.reset(token)
-        origins = usage.traffic.origins.values()
+            _traffic.reset(token)
         return AttemptResult(
             task=task.number,
             record=record,
@@ -88,9 +81,7 @@ class Attempt:
             permanent=permanent,
             first=first,
             seconds=time.monotonic() - began,
-            bytes_read=sum(one.bytes for one in origins),
-            requests=sum(one.requests for one in origins),
-            traffic=usage.traffic.as_dict(),
+            traffic=traffic.as_dict(),
             place=f"{socket.gethostname()}:{os.getpid()}",
         )
 
@@ -100,8 +91,8 @@ def error_text(exn: BaseException, task: Task) -> str:
     text = one_line(exn)
     urls = [redact(one.url) for one in task.inputs]
     if urls and not any(url in text for url in urls):
-        text = f"{urls[0]}{f' and {len(urls) - 1} more' if len(urls) > 1 else ''}: {text}"
-    return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
+        return f"{urls[0]}{f' and {len(urls) - 1} more' if len(urls) > 1 else ''}: {text}"
+    return text
 
 
 def one_line(exn: BaseException) -> str:

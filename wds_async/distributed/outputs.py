@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -19,7 +19,7 @@ from wds_async.tar.index import DaliIndex, dali_name
 from wds_async.tar.write import compression
 from wds_async.writer import TarWriter
 
-__all__ = ["Shards", "SummedSink", "bytes_of", "check_template", "name_of_output", "write_object"]
+__all__ = ["Shards", "SummedSink", "bytes_of", "check_template", "write_object"]
 
 Data = bytes | bytearray | memoryview
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -61,11 +61,6 @@ def check_template(template: str, tasks: int, *, parts: bool = False) -> None:
         )
 
 
-def name_of_output(template: str, task: int, part: int) -> str:
-    """Return the URL of output ``part`` of task ``task``."""
-    return template.format(task=task, part=part)
-
-
 class SummedSink:
     """An output that is being written: ``bytes`` and ``crc32c`` of what went through. See `sink.Sink`."""
 
@@ -81,9 +76,6 @@ class SummedSink:
         self._digest.update(data)
         self.bytes += len(data)
         return self._pass_on(data)
-
-    def flush(self) -> None:
-        """Do nothing: the object appears at `commit`."""
 
     def commit(self, out: str, samples: int | None) -> Output:
         """Publish the object. ``out``: the folder that its name in the record is relative to."""
@@ -127,7 +119,6 @@ class Shards:
     options: StorageOptions = field(default_factory=StorageOptions)
     outputs: list[Output] = field(default_factory=list)
     samples: int = 0
-    on_shard: Callable[[Output], object] | None = None
 
     def __post_init__(self) -> None:
         self._tar: TarWriter | None = None
@@ -163,9 +154,9 @@ class Shards:
 
     def _next(self) -> TarWriter:
         self._finish()
-        url = name_of_output(self.template, self.task, self._part)
-        if self._part and url == name_of_output(self.template, self.task, self._part - 1):
+        if self._part:
             check_template(self.template, 1, parts=True)
+        url = self.template.format(task=self.task, part=self._part)
         kind = compression(url.partition("?")[0], None)
         if kind and self.index:
             raise ConfigError(f"output={redact(self.template)!r}: an index is for plain tars, not for {kind}")
@@ -182,19 +173,14 @@ class Shards:
             return
         try:
             tar.close()
-            self._add(self._sink.commit(self.out, tar.count))
+            self.outputs.append(self._sink.commit(self.out, tar.count))
         except BaseException:
             tar.discard()
             self._sink.abort()
             raise
         if self._index is not None:
             data = self._index.text().encode("utf-8")
-            self._add(write_object(dali_name(self._sink.url), data, self.out, self.options))
-
-    def _add(self, output: Output) -> None:
-        self.outputs.append(output)
-        if self.on_shard is not None:
-            self.on_shard(output)
+            self.outputs.append(write_object(dali_name(self._sink.url), data, self.out, self.options))
 
     def __enter__(self) -> Self:
         return self

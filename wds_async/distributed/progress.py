@@ -116,7 +116,6 @@ class Tally:
 
     def add(self, result: AttemptResult) -> None:
         """Count what an attempt has read and, if it was good, what it did."""
-        self._sum(bytes_read=result.bytes_read, requests=result.requests)
         self.traffic.merge(Traffic.of_dict(result.traffic))
         if (record := result.record) is None:
             return
@@ -142,6 +141,8 @@ class Tally:
             "lost": self.lost,
             "seconds": time.monotonic() - self.began,
             "dollars": self.meter.dollars(self.traffic),
+            "bytes_read": sum(one.bytes for one in self.traffic.origins.values()),
+            "requests": sum(one.requests for one in self.traffic.origins.values()),
             **self.sums,
         }
 

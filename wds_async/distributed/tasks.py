@@ -109,8 +109,6 @@ class AttemptResult:
     first: bool = True
     """False where another runner had committed the same task before."""
     seconds: float = 0.0
-    bytes_read: int = 0
-    requests: int = 0
     traffic: Mapping[str, Any] = field(default_factory=dict)
     """What was read, by origin: `Traffic.as_dict`."""
     place: str = ""

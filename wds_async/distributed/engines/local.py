@@ -85,7 +85,7 @@ class LocalEngine:
             self._hand_out()
             left = max(0.0, until - time.monotonic())
             by_connection = {one.connection: one for one in self._processes}
-            ready: Any = wait(list(by_connection), left) if by_connection else _nothing(left)
+            ready: Any = wait(list(by_connection), left)
             for connection in ready:
                 result = self._heard(by_connection[connection])
                 if result is not None:
@@ -171,8 +171,3 @@ def cpus_here() -> int:
         return len(os.sched_getaffinity(0))
     except AttributeError:  # not Linux
         return os.cpu_count() or 1
-
-
-def _nothing(timeout_s: float) -> list[Any]:
-    wait([], timeout_s) if timeout_s else None
-    return []
