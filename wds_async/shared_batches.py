@@ -334,8 +334,9 @@ def _map(token: Token) -> mmap.mmap:
 
 def sweep() -> None:
     """Forget the memory of workers that have ended, but for that which the program still refers to."""
-    for pid, fd in [key for key in _mapped if not os.path.exists(f"/proc/{key[0]}")]:
-        del _mapped[pid, fd]
+    for key in list(_mapped):  # a copy: other threads map theirs
+        if not os.path.exists(f"/proc/{key[0]}"):
+            _mapped.pop(key, None)
 
 
 def _release(memory: mmap.mmap, pid: int) -> None:

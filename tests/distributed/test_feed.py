@@ -143,7 +143,8 @@ def test_an_error_of_the_pipeline_names_the_shard_and_the_sample() -> None:
         assert "of 2 (tests.distributed.feeds:broken)" in str(caught.value)
 
 
-def test_decoders_that_end_again_and_again_are_an_error() -> None:
+def test_decoders_that_end_again_and_again_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("wds_async.distributed.feed.coordinator._MOST_DEATHS", 2)
     with (
         dist.Feed(feeds.fatal, decoders=1) as feed,
         pytest.raises(dist.FeedError, match=r"decoder 0 was killed by SIGKILL .*want of memory"),
@@ -212,14 +213,16 @@ def test_the_end_of_the_program_that_made_the_feed_ends_decoders_and_is_an_error
     program = (
         "import pickle, sys, time; from tests.distributed import feeds; from wds_async import distributed as dist;"
         "feed = dist.Feed(feeds.slow, decoders=2); sys.stdout.buffer.write(pickle.dumps((feed, feed._engine.pids())));"
-        "sys.stdout.close(); time.sleep(600)"
+        "sys.stdout.flush(); time.sleep(600)"
     )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT) as driver:
-        assert driver.stdout is not None
-        feed, pids = pickle.loads(driver.stdout.read())
-        iterator = iter(feed.loader(0, 1))
-        next(iterator)
-        driver.kill()
+        try:
+            assert driver.stdout is not None
+            feed, pids = pickle.load(driver.stdout)  # not up to its end: decoders have it too
+            iterator = iter(feed.loader(0, 1))
+            next(iterator)
+        finally:
+            driver.kill()
         with pytest.raises(dist.FeedError, match="the process that made the feed has ended"):
             list(iterator)
     until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 10)
@@ -236,6 +239,15 @@ def test_a_program_without_a_main_guard_that_does_not_close_its_feed_ends(tmp_pa
     command = [sys.executable, script]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert (done.stdout, done.returncode) == ("25\n", 0), done.stderr
+
+
+def test_a_fork_of_the_program_does_not_end_the_feed() -> None:
+    with dist.Feed(feeds.plain) as feed:
+        if (child := os.fork()) == 0:
+            feed.close()
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert len(keys(feed.loader(0, 1))) == 25
 
 
 def test_threads_of_a_closed_loader_end() -> None:

@@ -209,10 +209,10 @@ class Coordinator:
         return Horizon(views, limit, lagging, self.failed)
 
     def _look_for_silence(self, lagging: Sequence[int]) -> None:
-        """Fail where a decoder that is needed, or a rank that others wait for, is not heard of any more."""
-        needed = {slot for one in self._generations for slot, each in enumerate(one.decoders) if not each.final}
+        """Fail where a decoder, or a rank that others wait for, is not heard of any more. One that has made all of its
+        batches may still have some that ranks lack."""
         now = time.monotonic()
-        for kind, number in [*(("decoder", slot) for slot in sorted(needed)), *(("rank", rank) for rank in lagging)]:
+        for kind, number in [*(("decoder", one) for one in range(self.slots())), *(("rank", one) for one in lagging)]:
             silent_s = now - self._heard_at.setdefault((kind, number), now)
             if silent_s > self._silence_s and not self.failed:
                 why = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 from collections.abc import Callable
 from typing import Any, Self
 
@@ -72,7 +73,7 @@ class Feed:
         else:
             ray = engine if isinstance(engine, RayEngine) else RayEngine(cpus)
             self._engine = RayFeedEngine(name, coordinator, credit, ray)
-        self._link = self._engine.link()
+        self._link, self._pid = self._engine.link(), os.getpid()
         atexit.register(self.close)  # before multiprocessing's own, which waits for processes
 
     def __getstate__(self) -> dict[str, Any]:
@@ -96,7 +97,7 @@ class Feed:
     def close(self) -> None:
         """End the decoders, in the process that made the feed. Idempotent."""
         engine, self._engine = self._engine, None
-        if engine is not None:
+        if engine is not None and self._pid == os.getpid():  # not in a fork of it
             atexit.unregister(self.close)
             engine.close()
 

@@ -27,6 +27,7 @@ _SLOTS = 256
 """Blocks of shared memory, and so open files, of a decoder; more batches come through its sockets."""
 _LOOKS_EVERY_S = 0.1
 _ENDS_WITHIN_S = 3.0
+_ANSWERS_WITHIN_S = 120.0
 _LONGEST_FOLDER = 80
 _GONE = (OSError, EOFError, AuthenticationError)
 
@@ -81,6 +82,8 @@ class _Calls:
             if connection is None:
                 connection = self._local.connection = Client(self._address, "AF_UNIX", authkey=self._key)
             connection.send(arguments)
+            if not connection.poll(_ANSWERS_WITHIN_S):
+                raise TimeoutError(f"no answer within {_ANSWERS_WITHIN_S:.0f} s")
             worked, answer = connection.recv()
         except _GONE:
             self._local.connection = None
