@@ -6,8 +6,9 @@ VENV ?= .venv
 #   make test PIP_FLAGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 TORCH ?= torch==2.13.0
 PIP_FLAGS ?=
-# Two processes, a file in one of them; conftest.py puts the long files first.
-PYTEST_FLAGS ?= -q -n 2 --dist loadfile --no-loadscope-reorder
+# Two processes, a file in one of them; conftest.py puts the long files first. A process that dies ends the run: with
+# another in its place, pytest-xdist 3.8 waited for ever.
+PYTEST_FLAGS ?= -q -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart 0
 # Seconds for each of the readers.
 FUZZ_SECONDS ?= 8
 FUZZ_FLAGS ?= --seconds $(FUZZ_SECONDS)

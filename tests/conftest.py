@@ -34,6 +34,7 @@ _FIRST = ("tests/test_examples.py", "tests/checkpoint/test_ddp.py", "tests/fault
 _SLOW_FIXTURES = {"nginx", "origin", "tls", "gcs", "s3", "azurite", "radosgw", "service", "server", "raylets", "ray"}
 _SLOW_WORDS = re.compile(r"subprocess|num_workers|get_context|Process\(|os\.fork|bundle|at_every_point")
 _THREADS_END_S = 10.0
+_LINES_AT_ONCE = 20
 
 # An example may take long where others want the processor too.
 hypothesis.settings.register_profile("suite", deadline=None)
@@ -87,6 +88,33 @@ def pytest_collection_finish() -> None:
     them each time that a test makes many objects, or collects garbage itself."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Say what fails at once: a run that is ended from outside prints no summary."""
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(_FailuresAtOnce(config))
+
+
+class _FailuresAtOnce:
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.died = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self.died |= report.when not in ("setup", "call", "teardown")  # one of the processes did
+            terminal = self.config.get_terminal_writer()
+            last = "\n".join(str(report.longreprtext).splitlines()[-_LINES_AT_ONCE:])
+            terminal.write(f"\n{report.when} of {report.nodeid} failed:\n{last}\n")
+            terminal.flush()
+
+    def pytest_sessionfinish(self, exitstatus: int) -> None:
+        """Write down whether all tests were run, for `.ci/run`."""
+        if hasattr(self.config, "cache"):  # not with `-p no:cacheprovider`
+            whole = not self.died and exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
+            self.config.cache.set("wds_async/whole", whole)
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

@@ -52,14 +52,17 @@ class RayCluster:
     """A running cluster. ``cpus`` of each raylet are a number that Ray counts down; they reserve nothing."""
 
     def __init__(self, raylets: int = 3, cpus: int = 2, store_bytes: int = 80 << 20) -> None:
+        self._command = [sys.executable, "-m", __name__, str(raylets), str(cpus), str(store_bytes)]
+        self._start()
+
+    def _start(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="wr")  # short: the paths of sockets are bounded
         self._output = Path(self._folder, "output")
-        command = [sys.executable, "-m", __name__, str(raylets), str(cpus), str(store_bytes)]
         environment = {**os.environ, **ENVIRONMENT, "RAY_TMPDIR": self._folder}
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH")]))
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, env=environment, cwd=_ROOT
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output, env=environment, cwd=_ROOT
             )
         try:
             self._state = self._read()
@@ -113,8 +116,14 @@ class RayCluster:
             patience.cancel()
             patience.join()
         if not line:
-            raise RuntimeError(f"the Ray cluster did not start:\n{self._output.read_text()[-4000:]}")
+            raise RuntimeError(f"the Ray cluster did not start:\n{self._said()}")
         return dict(json.loads(line))
+
+    def _said(self) -> str:
+        """The ends of what the cluster's processes wrote."""
+        logs = [self._output, *sorted(Path(self._folder).glob("ray/session_2*/logs/*.[eo][ru][rt]"))]
+        texts = {log.name: log.read_text(errors="replace")[-1500:] for log in logs if log.exists()}
+        return "\n".join(f"--- {name}\n{text}" for name, text in texts.items() if text)
 
     @contextmanager
     def driver(self, variables: Mapping[str, str] | None = None) -> Iterator[Any]:
@@ -125,11 +134,23 @@ class RayCluster:
 
         handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
         files = resource.getrlimit(resource.RLIMIT_NOFILE)
-        runtime = {"env_vars": dict(variables)} if variables else None
-        ray.init(
-            address=self.address, log_to_driver=False, logging_level="ERROR", runtime_env=runtime, namespace="tests"
-        )
+        options = {"runtime_env": {"env_vars": dict(variables)}} if variables else {}
+
+        def attach() -> None:
+            try:
+                ray.init(address=self.address, log_to_driver=False, logging_level="ERROR", namespace="tests", **options)
+            except BaseException:
+                ray.shutdown()  # what is left of a driver ends its process a minute after the cluster
+                raise
+
         try:
+            try:
+                attach()
+            except Exception as exn:
+                sys.__stderr__.write(f"Ray: {exn!r}; another cluster is started. The first one said:\n{self._said()}\n")
+                self.close()
+                self._start()
+                attach()
             yield ray
         finally:
             ray.shutdown()
