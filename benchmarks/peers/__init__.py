@@ -1,0 +1,1 @@
+"""Peers: one small file each, see `benchmarks.peer.Peer`."""

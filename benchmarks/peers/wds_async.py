@@ -1,0 +1,52 @@
+"""This library, with its default settings."""
+
+# ruff: noqa: PLC0415  (a peer's process imports only what that peer needs)
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from benchmarks.peer import Job, Peer, Run
+
+__all__ = ["PEER"]
+
+
+def _dataset(job: Job) -> Any:
+    """The dataset with ``job.options``; ``loop="asyncio"`` takes asyncio's own event loop where uvloop's would be
+    taken."""
+    import wds_async as wds
+    from wds_async import background
+    from wds_async.storage.registry import import_clients
+
+    options = dict(job.options)
+    if options.pop("loop", "") == "asyncio":
+        vars(background)["new_event_loop"] = asyncio.new_event_loop
+    dataset = wds.WebDataset(job.urls, **{"shardshuffle": False, **options})
+    import_clients(job.urls)
+    return dataset
+
+
+def samples(job: Job) -> Run:
+    """Undecoded samples, in one process."""
+    dataset = _dataset(job)
+    return lambda: job.count(dataset)
+
+
+def loader(job: Job) -> Run:
+    """Batches of undecoded samples from the workers of a `WebLoader`."""
+    import torch
+
+    import wds_async as wds
+
+    torch.set_num_threads(1)
+    dataset = _dataset(job).to_tuple("jpg", "cls", "json").batched(job.batch)
+    batches = wds.WebLoader(dataset, batch_size=None, num_workers=job.workers)
+    return lambda: job.count_batches(batches)
+
+
+PEER = Peer(
+    "this library: asyncio engine, one window of parts, tar headers read in place",
+    tasks={"samples": samples, "loader": loader},
+    schemes=("file", "http", "https", "s3", "gs", "az", "ais"),
+)

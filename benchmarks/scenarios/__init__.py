@@ -1,0 +1,1 @@
+"""Scenarios: one small file for each subject, see `benchmarks.bench.scenario`."""
