@@ -149,6 +149,9 @@ def no_thread_left() -> Iterator[None]:
     """Fail a test that leaves a non-daemon thread or one of the engine's threads behind."""
     before = set(threading.enumerate())
     yield
+    engine = sys.modules.get("wds_async.transfer.engine")
+    if engine is not None:
+        engine.end_idle()  # it would wait for another reader, and serve another test
     names = leftover_threads(before)
     assert not names, f"threads left behind: {names}"
 

@@ -76,8 +76,16 @@ class LoopThread:
     def join(self, within_s: float) -> None:
         """Wait until the thread has ended, for ``within_s`` at most. Return at once on a thread of its own: a program's
         opener may close a reader on one of the blocking threads that the loop waits for."""
-        if not threading.current_thread().name.startswith(self.name):
+        if self._is_foreign():
             self._thread.join(within_s)
+
+    def wait(self, event: threading.Event, within_s: float) -> None:
+        """Wait for ``event``, which the loop sets, where `join` would wait for the thread."""
+        if self._is_foreign():
+            event.wait(within_s)
+
+    def _is_foreign(self) -> bool:
+        return not threading.current_thread().name.startswith(self.name)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)

@@ -19,7 +19,7 @@ from wds_async.storage.stores import usual_scheme
 
 __all__ = [
     "GIB", "KIB", "MIB", "ON_CORRUPT", "SECRET", "VARIABLES", "VERIFY", "ValueType", "Variable", "names",
-    "parse_bytes", "schemes", "shown_bytes", "take_rank", "unknown_variables", "value", "variable",
+    "parse_bytes", "schemes", "shown_bytes", "snapshot", "take_rank", "unknown_variables", "value", "variable",
     "warn_of_unknown_variables",
 ]  # fmt: skip
 
@@ -301,6 +301,11 @@ def variable(name: str) -> str | None:
     """Return the raw text of environment variable ``name``, None if it is not set."""
     _read.add(name)
     return os.environ.get(name)
+
+
+def snapshot() -> dict[str, str]:
+    """Return a copy of the whole environment."""
+    return dict(os.environ)
 
 
 def take_rank(rank: int, world_size: int) -> None:

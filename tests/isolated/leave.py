@@ -8,11 +8,13 @@ import time
 from common import CONFIG, serve
 
 from tests.servers import Origin
+from wds_async.transfer.engine import end_idle
 from wds_async.transfer.reader import open_shards
 
 
 def clean() -> None:
     gc.collect()
+    end_idle()
     assert not [t.name for t in threading.enumerate() if t.name == "wds-async"], threading.enumerate()
     origin.wait_until(lambda server: server.open_connections == 0)
 

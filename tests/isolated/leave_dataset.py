@@ -13,6 +13,7 @@ import common  # noqa: F401 - the path
 
 import wds_async as wds
 from tests.servers import Origin, make_shards
+from wds_async.transfer import engine
 
 KEYS = [f"{i:06d}" for i in range(20)]
 
@@ -26,6 +27,7 @@ def engines() -> list[str]:
 
 
 def clean(way: Callable[[], None]) -> None:
+    engine.end_idle()
     deadline = time.monotonic() + 10
     while engines() and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -37,7 +39,7 @@ def left(way: Callable[[], None], *, at_once: bool = True) -> None:
     collected, and on a thread that nobody waits for."""
     way()
     if at_once:
-        assert "wds-async" not in engines(), (way.__name__, engines())
+        assert engine._current is None or not engine._current._pumps, way.__name__
     else:
         gc.collect()
     clean(way)

@@ -1,4 +1,4 @@
-"""The loop thread: one a process, there while somebody reads, gone afterwards."""
+"""The loop thread: one a process, there while a reader is open and a moment longer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def _engines() -> int:
 
 
 def _join_engines() -> None:
-    """Wait for the engines that are still closing: on a busy machine `close` does not wait for their last step."""
+    """End the engine that waits for another reader, and wait for those that are still closing."""
+    bridge.end_idle()
     for thread in threading.enumerate():
         if thread.name == "wds-async":
             thread.join(10)
@@ -45,6 +46,10 @@ def test_nothing_runs_before_the_first_shard_is_asked_for(origin: Origin) -> Non
     assert _engines() == 1
     reader.close()
     reader.close()
+    assert _engines() == 1
+    for thread in threading.enumerate():
+        if thread.name == "wds-async":
+            thread.join(20)  # it ends by itself
     assert _engines() == 0
 
 
@@ -55,13 +60,45 @@ def test_readers_share_one_engine(origin: Origin) -> None:
             with open_shards(urls) as inner:
                 assert sum(1 for shard in inner if shard.read()) == 6
                 assert _engines() <= 1
+    _join_engines()
     assert _engines() == 0
 
 
-def test_engines_follow_one_another(origin: Origin) -> None:
-    url = origin.add("x.tar", b"x")
-    for _ in range(30):
-        assert bytes_of([url]) == [b"x"]
+def test_the_next_epoch_takes_the_engine_over(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:
+    url = origin.add("x.tar", data(3 * PART))
+
+    def engine_of(budget_bytes: int) -> bridge.Engine:
+        with open_shards([url], config=quick(budget_bytes=budget_bytes)) as reader:
+            for shard in reader:
+                while shard.read() is not None:
+                    pass
+            return reader.engine()
+
+    first = engine_of(2 * MIB)
+    connections = origin.connections
+    mapped = first.slabs.mapped_bytes
+    for _ in range(3):
+        assert engine_of(2 * MIB) is first
+    assert (origin.connections, first.slabs.mapped_bytes) == (connections, mapped)
+    second = engine_of(4 * MIB)
+    assert second is not first
+    monkeypatch.setenv("AWS_PROFILE", "another")
+    third = engine_of(4 * MIB)
+    assert third is not second
+    assert [engine.alive for engine in (first, second, third)] == [False, False, True]
+    bridge.end_idle()
+    assert _engines() == 0
+    assert third.slabs.mapped_bytes == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="POSIX")
+def test_no_idle_engine_is_forked(origin: Origin) -> None:
+    assert bytes_of([origin.add("x.tar", b"x")]) == [b"x"]
+    assert _engines() == 1
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     assert _engines() == 0
 
 
@@ -71,9 +108,11 @@ def test_garbage_collection_ends_the_thread(origin: Origin) -> None:
     shard.read()
     cycle: list[object] = [reader, shard]
     cycle.append(cycle)
+    engine = reader.engine()
     del reader, shard, cycle
     gc.collect()
-    assert _engines() == 0
+    origin.wait_until(lambda server: server.in_flight == 0)
+    assert not engine._pumps
 
 
 def test_a_collection_within_acquire_does_not_deadlock(origin: Origin) -> None:
@@ -91,7 +130,7 @@ def test_a_collection_within_acquire_does_not_deadlock(origin: Origin) -> None:
     assert not thread.is_alive()
     deadline = time.monotonic() + 20
     while _engines() and time.monotonic() < deadline:
-        time.sleep(0.001)
+        time.sleep(0.01)
     assert _engines() == 0
 
 
@@ -115,6 +154,7 @@ def test_threads_that_open_and_close_at_the_same_time(origin: Origin) -> None:
     for thread in threads:
         thread.join(30)
     assert not failures
+    _join_engines()
     assert _engines() == 0
 
 
@@ -135,28 +175,6 @@ def test_the_switch_interval_is_given_back(origin: Origin) -> None:
         assert sys.getswitchinterval() == pytest.approx(0.003)
     finally:
         sys.setswitchinterval(before)
-
-
-def test_engines_that_overlap_give_the_switch_interval_back(origin: Origin) -> None:
-    _join_engines()
-    before = sys.getswitchinterval()
-    first, second, third = (bridge.Engine(quick()) for _ in range(3))
-    try:
-        first.start()
-        second.start()  # finds what the first has set
-        first.restore_switch_interval()
-        third.start()
-        second.restore_switch_interval()
-        assert sys.getswitchinterval() < before
-        third.restore_switch_interval()
-        assert sys.getswitchinterval() == before
-    finally:
-        sys.setswitchinterval(before)
-        for engine in (first, second, third):
-            engine.thread.stop()
-        _join_engines()
-        for engine in (first, second, third):
-            engine.slabs.close()
 
 
 def test_without_uvloop(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,8 @@
 """The loop thread, one a process, and each reader's side of it (`Pump`).
 
-The thread lives while a reader is open. A forked child forgets the engine it inherited: it neither closes nor
-stops anything of the parent's, because the two share sockets and an epoll.
+The thread lives while a reader is open, and half a second longer: the reader of the next epoch finds its connections
+and its memory. A forked child forgets the engine it inherited: it neither closes nor stops anything of the parent's,
+because the two share sockets and an epoll.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+from wds_async import environment
 from wds_async.background import LoopThread, end_with_parent, uvloop_or_none
 from wds_async.config import TransferConfig
 from wds_async.errors import ReaderClosed, WdsError
@@ -32,9 +34,10 @@ from wds_async.transfer.slabs import Slab, SlabPool
 from wds_async.transfer.stats import Counters, ThreadClock
 from wds_async.transfer.window import End, Event, Finished, Part, Piece, Shard
 
-__all__ = ["Engine", "EventQueue", "Pump", "prepare"]
+__all__ = ["Engine", "EventQueue", "Pump", "end_idle", "prepare"]
 
 _STOP_WITHIN_S = 2.0
+_LINGER_S = 0.5
 _LOCK_WITHIN_S = 0.05
 _DEFAULT_SWITCH_INTERVAL_S = 0.005
 _CHECK_EVERY_S = 1.0
@@ -42,6 +45,7 @@ _CLOSED = "this reader was closed; iterate over the dataset again"
 T = TypeVar("T")
 
 _current: Engine | None = None
+_exiting = False
 _lock = threading.Lock()
 # Engines of the parent, kept so that no finalizer of theirs ever runs in a forked child.
 _inherited: list[Engine] = []
@@ -93,7 +97,9 @@ class Engine:
     """The running loop with what its readers share: slabs, connections, backends, threads.
 
     The first reader's configuration decides until the last reader has gone, but for what concerns one reader only:
-    retries and hedging.
+    retries and hedging. An engine without readers is taken over by a reader of the same configuration in the same
+    environment, where credentials may come from; another reader ends it and starts its own. One whose last reader met
+    an error ends at once, since what it remembers may be the cause.
     """
 
     def __init__(self, config: TransferConfig) -> None:
@@ -102,20 +108,26 @@ class Engine:
         self.thread = LoopThread("wds-async")
         self.resources = Resources(config, self.thread.loop)
         self.backends = self.resources.backends
+        self._environment = environment.snapshot()
         self._pumps: set[Pump] = set()
         self._watching: asyncio.Task[None] | None = None
         self._closing: set[asyncio.Task[None]] = set()
+        self._lingering: asyncio.TimerHandle | None = None
+        self._stopping: asyncio.Task[None] | None = None
         self._switch_interval_s: float | None = None
 
     @staticmethod
     def acquire(options: ReadOptions, events: EventQueue) -> tuple[Engine, Pump]:
         """Return a pump on this process's engine, which is started if need be. Give it back by `release`."""
         global _current
+        end_idle(unless=options.config)
         with _lock:
             if _current is None:
                 _current = Engine(options.config)
                 _current.start()
             engine = _current
+            if not engine._pumps:
+                engine.lower_switch_interval()
             own = options.config
             config = replace(engine.config, retry=own.retry, hedge_share=own.hedge_share)
             pump = Pump(engine.slabs, engine.resources, replace(options, config=config), events)
@@ -142,8 +154,7 @@ class Engine:
         return self.thread.alive
 
     def release(self, pump: Pump) -> None:
-        """End a pump; the last one stops the loop thread. Idempotent, and harmless in a forked child."""
-        global _current
+        """End a pump; the last one has ended when this returns. Idempotent, and harmless in a forked child."""
         if self in _inherited:
             return
         # A garbage collection within `acquire` may end up here, on the thread that holds the lock.
@@ -155,56 +166,77 @@ class Engine:
                 return
             self._pumps.discard(pump)
             last = not self._pumps
-            if last and _current is self:
-                _current = None
+            if last:
+                self.restore_switch_interval()
         finally:
             _lock.release()
-        self.submit(self._close, pump, last=last)
-        if last:
-            self.thread.join(_STOP_WITHIN_S)
+        closed = threading.Event()
+        if self.thread.submit(self._close, pump, closed.set) and last:
+            self.thread.wait(closed, _STOP_WITHIN_S)
+        if last and (pump.failed or _exiting):
+            end_idle()
 
     def start(self) -> None:
-        """Start the loop thread, and lower the switch interval unless the program has set its own: a consumer in pure
-        Python would hold the GIL 5 ms for each time that the loop thread wants it."""
+        """Start the loop thread."""
+        self.thread.start()
+        self.submit(self._start_watch)
+
+    def lower_switch_interval(self) -> None:
+        """Lower the switch interval unless the program has set its own: a consumer in pure Python would hold the GIL
+        5 ms for each time that the loop thread wants it."""
         before_s = sys.getswitchinterval()
         if math.isclose(before_s, _DEFAULT_SWITCH_INTERVAL_S, rel_tol=0.01):
             self._switch_interval_s = before_s
             sys.setswitchinterval(self.config.switch_interval_s)
-        self.thread.start()
-        self.submit(self._start_watch)
 
     def restore_switch_interval(self) -> None:
-        """Set the interval of the program again, if this engine has changed it: one that began while another ended has
-        seen that one's."""
-        if self._switch_interval_s is None:
-            return
+        """Set the interval of the program again, if this engine has changed it."""
+        before_s, self._switch_interval_s = self._switch_interval_s, None
         # CPython counts whole microseconds and gives 4.9999999999999996e-05 for 5e-5.
-        if math.isclose(sys.getswitchinterval(), self.config.switch_interval_s, rel_tol=0.01):
-            sys.setswitchinterval(self._switch_interval_s)
+        if before_s and math.isclose(sys.getswitchinterval(), self.config.switch_interval_s, rel_tol=0.01):
+            sys.setswitchinterval(before_s)
+
+    def retire(self, unless: TransferConfig | None = None) -> bool:
+        """Begin to end, if this is the process's engine and has no reader; not if a reader with the configuration
+        ``unless`` may take it over. Return whether it ends."""
+        global _current
+        with _lock:
+            if _current is not self or self._pumps:
+                return False
+            if unless == self.config and self.alive and self._environment == environment.snapshot():
+                return False
+            _current = None
+        self.submit(self._stop)
+        return True
 
     def _start_watch(self) -> None:
         self._watching = self.thread.loop.create_task(self.resources.watch(self._publish_traffic))
 
-    def _close(self, pump: Pump, *, last: bool) -> None:
-        task = self.thread.loop.create_task(self._shut_down(pump) if last else pump.close())
+    def _close(self, pump: Pump, closed: Callable[[], None]) -> None:
+        if self._lingering is not None:
+            self._lingering.cancel()
+        self._lingering = self.thread.loop.call_later(_LINGER_S, self.retire)
+        task = self.thread.loop.create_task(pump.close())
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
+        task.add_done_callback(lambda _: closed())
+
+    def _stop(self) -> None:
+        self._stopping = self.thread.loop.create_task(self._shut_down())
 
     def _publish_traffic(self) -> None:
         for pump in list(self._pumps):
             pump.counters.leave_traffic()
 
-    async def _shut_down(self, pump: Pump) -> None:
+    async def _shut_down(self) -> None:
         try:
-            async with asyncio.timeout(_STOP_WITHIN_S * 0.75):
-                others = self._closing - {asyncio.current_task()}
-                await asyncio.gather(pump.close(), *others, return_exceptions=True)
+            async with asyncio.timeout(_STOP_WITHIN_S - _LINGER_S):
+                await asyncio.gather(*self._closing, return_exceptions=True)
                 await self.backends.close()
         except TimeoutError:
             pass  # a file server that does not answer holds a daemon thread, not the exit
         finally:
             self.slabs.close()  # now, not when the cyclic collector comes by: an epoch's budget is a lot to leave
-            self.restore_switch_interval()
             await self.resources.close()
             self.thread.loop.stop()
 
@@ -222,6 +254,8 @@ class Pump:
         self._tasks: dict[Part, asyncio.Task[None]] = {}
         self._begun: set[Part] = set()
         self._closing: set[asyncio.Task[None]] = set()
+        self.failed = False
+        """Whether the consumer has had an error."""
         self._closed = False
         self._kicking = False
         self._usage = (0.0, 0.0)
@@ -275,6 +309,7 @@ class Pump:
             for part in self.window.plan():
                 self._tasks[part] = asyncio.get_running_loop().create_task(self._fetch(part))
         except Exception as exn:  # else the consumer would wait for ever
+            self.failed = True
             self._events.put(Finished(exn))
         finally:
             self._kicking = False
@@ -326,6 +361,7 @@ class Pump:
         if isinstance(event, Piece):
             self.counters.add("bytes", event.length)
         elif isinstance(event, End):
+            self.failed |= event.shard.error is not None
             self.counters.add("bad_shards" if event.shard.error else "shards")
             self._clean(event.shard)
         self._events.put(event)
@@ -343,11 +379,21 @@ class Pump:
             self._tasks[part].cancel()
 
 
+def end_idle(unless: TransferConfig | None = None) -> None:
+    """End the engine that waits for another reader, and its thread; not if ``unless`` is its configuration."""
+    engine = _current
+    if engine is not None and engine.retire(unless):
+        engine.thread.join(_STOP_WITHIN_S)
+
+
 def _stop_at_exit() -> None:
+    global _exiting
+    _exiting = True
     engine = _current
     if engine is not None:
         for pump in list(engine._pumps):
             engine.release(pump)
+    end_idle()
 
 
 def _forget_in_child() -> None:
@@ -361,4 +407,4 @@ def _forget_in_child() -> None:
 
 atexit.register(_stop_at_exit)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+    os.register_at_fork(before=end_idle, after_in_child=_forget_in_child)
