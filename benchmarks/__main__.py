@@ -50,14 +50,16 @@ def _named(names: str | None) -> tuple[str, ...]:
 @click.option("--list", "listed", is_flag=True, help="Show the scenarios and the peers.")
 @click.option("--run", "names", multiple=True, metavar="SCENARIO", help="Run it (may be given again).")
 @click.option("--peers", metavar="A,B", help="Only these peers, beside the floors; nothing is saved.")
+@click.option("--only", multiple=True, metavar="CASE", help="Only this case; nothing is saved.")
 @click.option("--repeat", type=int, help="Turns of each peer; medians are reported.")
 @click.option("--shards", type=int, help="Shards to read.")
 @click.option("--quick", is_flag=True, help="Two small shards, one turn, nothing saved: does it run, not how fast.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Where to write the results.")
 @click.option("--install", "installed", metavar="A,B|all", help="Make the environments of these peers first.")
 def main(
-    listed: bool, names: tuple[str, ...], peers: str | None, repeat: int | None, shards: int | None, quick: bool,
-    path: Path | None, installed: str | None,
+    listed: bool, names: tuple[str, ...], peers: str | None, only: tuple[str, ...],
+    repeat: int | None, shards: int | None, quick: bool, path: Path | None,
+    installed: str | None,
 ) -> None:  # fmt: skip
     """Measure wds_async beside its peers: see benchmarks/README.md."""
     chosen, failures = _named(peers), 0
@@ -74,7 +76,9 @@ def main(
         if name not in scenarios:
             raise click.BadParameter(f"no scenario {name!r}; there are {', '.join(sorted(scenarios))}")
     for name in names:
-        well = scenarios[name].command(quick=quick, repeat=repeat, shards=shards, peers=chosen or None, path=path)
+        well = scenarios[name].command(
+            quick=quick, repeat=repeat, shards=shards, peers=chosen or None, only=only, path=path
+        )
         failures += not well
     sys.exit(1 if failures else 0)
 

@@ -13,6 +13,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -27,13 +28,13 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from benchmarks import datapath
-from benchmarks.corpus import Corpus
+from benchmarks.corpus import SHARD_BYTES, Corpus
 from benchmarks.environments import absence, interpreter
 from benchmarks.peer import load_peer, peer_names
 from benchmarks.processes import MemorySampler, kill_tree
 from tests.servers import Nginx, NginxMissing, Tls
 
-__all__ = ["Bench", "Reading", "Row", "Scenario", "Source", "load_scenarios", "scenario"]
+__all__ = ["ROOT", "Bench", "Reading", "Row", "Scenario", "Source", "load_scenarios", "measured", "scenario"]
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
@@ -87,7 +88,9 @@ class Reading:
     """Medians of a peer's turns. ``size_bytes`` is what the shards hold as tar files, headers included, whatever the
     peer's own format. ``cpu_s`` is that of all processes, ``children_s`` the part that is not the first one's.
     ``pss_bytes`` is the peak of all processes, ``pss_start_bytes`` what they took once imported, and ``peak_bytes`` the
-    growth of the first process (VmHWM): of these the worst turn counts. ``spread`` has the least and the most."""
+    growth of the first process (VmHWM): of these the worst turn counts. ``first_s`` is when the first sample or batch
+    was there, and ``connected_s`` when the server had accepted the first connection. ``spread`` has the least and the
+    most."""
 
     peer: str
     size_bytes: int
@@ -96,6 +99,7 @@ class Reading:
     cpu_s: float
     children_s: float
     first_s: float
+    connected_s: float
     pss_bytes: int
     pss_start_bytes: int
     peak_bytes: int
@@ -146,14 +150,15 @@ class Bar:
 
 @dataclass
 class Bench:
-    """One run of one scenario. ``peers`` are those chosen, None for all; ``readings`` and ``absent`` (reasons) are by
-    case and label."""
+    """One run of one scenario. ``peers`` are those chosen, None for all; ``only`` are the cases chosen, where a
+    scenario has some to choose from. ``readings`` and ``absent`` (reasons) are by case and label."""
 
     name: str
     quick: bool
     repeat: int
     shards: int
     peers: tuple[str, ...] | None
+    only: tuple[str, ...]
     root: Path
     console: Console = field(default_factory=lambda: Console(width=max(140, Console().width)))
     raw: list[dict[str, Any]] = field(default_factory=list)
@@ -163,6 +168,11 @@ class Bench:
     notes: list[str] = field(default_factory=list)
     failed: bool = False
     _written: dict[tuple[str, Corpus], list[str]] = field(default_factory=dict)
+
+    @property
+    def shard_bytes(self) -> int:
+        """66 MB, a tenth of it with ``--quick``."""
+        return SHARD_BYTES // 10 if self.quick else SHARD_BYTES
 
     @functools.cached_property
     def tls(self) -> Tls:
@@ -205,11 +215,11 @@ class Bench:
             base = f"{scheme}://{datapath.BUCKET}" if store else server.base
             yield Source(corpus, scheme, urls, plain, base, environment, server)
 
-    def rows(self, default: Sequence[str] | None = None) -> list[Row]:
-        """Return a row for each peer: those of ``--peers``, else ``default``, else all, and always the floors."""
-        floors = [name for name in peer_names() if load_peer(name).floor]
+    def rows(self, default: Sequence[str] | None = None, *, floors: bool = True) -> list[Row]:
+        """Return a row for each peer: those of ``--peers``, else ``default``, else all, and then the floors."""
+        beside = [name for name in peer_names() if load_peer(name).floor]
         names = self.peers or default or [name for name in peer_names() if load_peer(name).reads]
-        return [Row(name) for name in [*(name for name in names if name not in floors), *floors]]
+        return [Row(name) for name in [*(name for name in names if name not in beside), *(beside if floors else ())]]
 
     def compare(
         self,
@@ -223,10 +233,10 @@ class Bench:
         environment: Mapping[str, str] | None = None,
         **job: Any,
     ) -> dict[str, Reading]:
-        """Let each row's peer read ``source`` in turn, ``repeat`` times, and return the medians by label. ``before`` is
-        called before each reading. A peer that cannot, or that fails, gets its reason in `absent`."""
+        """Let each row's peer read ``source`` in turn, ``repeat`` times, and return the medians by label of all
+        readings of ``case`` so far. ``before`` is called before each reading. A peer that cannot, or that fails, gets
+        its reason in `absent`."""
         turns = repeat or self.repeat
-        taken: dict[str, list[dict[str, Any]]] = {}
         columns = (TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=self.console, transient=True) as progress:
             jobs = self._jobs(case, source, task, self.rows() if rows is None else rows, job, progress)
@@ -237,13 +247,16 @@ class Bench:
                         before()
                     try:
                         reading = self._read(what, source, {**(environment or {}), **row.environment})
-                        taken.setdefault(row.name, []).append(reading)
                         self.raw.append({"case": case, "label": row.name, **reading})
                     except PeerFailed as exn:
                         self._leave_out(case, row, f"failed: {exn}", failed=True)
                         jobs.remove((row, what))
                     progress.remove_task(step)
-        result = {label: _median(rows_of, source.corpus) for label, rows_of in taken.items()}
+        taken: dict[str, list[dict[str, Any]]] = {}
+        for reading in self.raw:
+            if reading.get("case") == case:
+                taken.setdefault(reading["label"], []).append(reading)
+        result = {label: _median(readings, source.corpus) for label, readings in taken.items()}
         self.readings.setdefault(case, {}).update(result)
         return result
 
@@ -311,12 +324,14 @@ class Bench:
         if source.server:
             time.sleep(_LOG_S)
             wire = source.server.log()[earlier:]
+        accepted = min((entry["end"] - entry["connection_s"] for entry in wire), default=0.0)
         return {
             "peer": job["peer"],
             **reading,
             "pss_bytes": memory.peak_bytes,
             "pss_start_bytes": memory.start_bytes,
             "processes": memory.processes,
+            "connected_s": max(0.0, accepted - reading["began_at"]),
             "wire_bytes": sum(entry["body_bytes"] for entry in wire),
             "requests": len(wire),
         }
@@ -472,11 +487,11 @@ class Scenario:
     needs: str
 
     def command(self, *, quick: bool, repeat: int | None, shards: int | None, peers: tuple[str, ...] | None,
-                path: Path | None) -> bool:  # fmt: skip
+                only: tuple[str, ...], path: Path | None) -> bool:  # fmt: skip
         """Run it, print and save; False where a peer failed."""
         shards, repeat = (shards or 2, repeat or 1) if quick else (shards or self.shards, repeat or self.repeat)
         with tempfile.TemporaryDirectory(prefix="wds-bench-") as folder:
-            bench = Bench(self.name, quick, repeat, shards, peers, Path(folder))
+            bench = Bench(self.name, quick, repeat, shards, peers, only, Path(folder))
             try:
                 self.run(bench)
             except NginxMissing as exn:
@@ -484,7 +499,7 @@ class Scenario:
         if quick:
             bench.notes.append("--quick: this shows that it runs; its figures mean nothing")
         bench.show()
-        if path or not (quick or peers):
+        if path or not (quick or peers or only):
             bench.save(path or RESULTS / f"{self.name.replace('.', '-')}.json")
         return not bench.failed
 
@@ -515,6 +530,17 @@ def load_scenarios() -> dict[str, Scenario]:
     return SCENARIOS
 
 
+def measured(code: str, **job: Any) -> Any:
+    """Return what a fresh interpreter prints that runs ``code`` with ``job`` on its standard input, both as JSON."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(
+        command, input=json.dumps(job), capture_output=True, text=True, timeout=_TIME_LIMIT_S, check=False, cwd=ROOT
+    )
+    if done.returncode:
+        raise click.ClickException(done.stderr)
+    return json.loads(done.stdout)
+
+
 def _default_budget() -> int:
     from wds_async.config import transfer_config  # noqa: PLC0415 (--list need not wait for it)
 
@@ -537,6 +563,7 @@ def _median(rows: list[dict[str, Any]], corpus: Corpus) -> Reading:
         cpu_s=middle("cpu_s"),
         children_s=middle("children_s"),
         first_s=middle("first_s"),
+        connected_s=middle("connected_s"),
         # Memory is a promise, so its worst case counts.
         pss_bytes=max(row["pss_bytes"] for row in rows),
         pss_start_bytes=max(row["pss_start_bytes"] for row in rows),

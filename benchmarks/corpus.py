@@ -10,7 +10,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Corpus", "image_like", "one_big", "pictures", "small_images", "tiny"]
+__all__ = [
+    "SHARD_BYTES",
+    "Corpus",
+    "holes",
+    "image_like",
+    "large_samples",
+    "one_big",
+    "photos",
+    "pictures",
+    "small_images",
+    "tiny",
+]
 
 IMAGE_BYTES = 100_000
 SHARD_BYTES = 66_000_000
@@ -23,6 +34,15 @@ class Corpus:
     names: tuple[str, ...]
     samples: int
     size_bytes: int
+
+    def times(self, count: int) -> Corpus:
+        """The same shards, each read ``count`` times."""
+        return Corpus(self.names * count, self.samples * count, self.size_bytes * count)
+
+    def first(self, count: int) -> Corpus:
+        """The first ``count`` shards, of shards that are alike."""
+        part = min(count, len(self.names))
+        return Corpus(self.names[:part], *(one * part // len(self.names) for one in (self.samples, self.size_bytes)))
 
 
 def image_like(
@@ -70,18 +90,46 @@ def small_images(root: Path, shards: int, per_shard: int) -> Corpus:
     return _alike(root, "small", shards, per_shard, fields)
 
 
+def large_samples(root: Path, shards: int, per_shard: int, sample_bytes: int) -> Corpus:
+    """Shards of samples of bin (``sample_bytes`` random bytes) and cls."""
+    data = os.urandom(sample_bytes)
+    return _alike(root, "large", shards, per_shard, lambda index: {"bin": data, "cls": b"%d" % (index % 1000)})
+
+
+def holes(root: Path, name: str, count: int, field_bytes: int) -> Corpus:
+    """A shard of ``count`` fields of zeros that take no room on the disk: only the network and the reader count."""
+    info = tarfile.TarInfo()
+    info.size = field_bytes
+    with (root / name).open("wb") as file:
+        for number in range(count):
+            info.name = f"{number:08d}.bin"
+            file.write(info.tobuf(tarfile.USTAR_FORMAT))
+            file.seek(-(-field_bytes // 512) * 512, os.SEEK_CUR)
+        file.truncate(file.tell() + 1024)
+    return Corpus((name,), count, (root / name).stat().st_size)
+
+
+def photos(root: Path, shards: int, per_shard: int, *, noisy: bool = False) -> Corpus:
+    """Shards of samples of jpg (400 x 400, photo-like of 40 KB or noise of 87 KB) and cls."""
+    from benchmarks.pictures import DISTINCT, noisy_jpeg, photo_jpeg  # noqa: PLC0415 (others need no Pillow)
+
+    make = noisy_jpeg if noisy else photo_jpeg
+    images = [make(seed) for seed in range(DISTINCT)]
+    return pictures(root, shards, per_shard, images, name="noise" if noisy else "photos")
+
+
 def one_big(root: Path, size_bytes: int = 1_000_000_000) -> Corpus:
     """One shard of ``size_bytes``."""
     return image_like(root, 1, size_bytes, name="big")
 
 
-def pictures(root: Path, shards: int, per_shard: int, images: Sequence[bytes]) -> Corpus:
+def pictures(root: Path, shards: int, per_shard: int, images: Sequence[bytes], name: str = "pictures") -> Corpus:
     """Shards of ``per_shard`` samples of jpg (``images`` in turn) and cls."""
 
     def fields(index: int) -> dict[str, bytes]:
         return {"jpg": images[index % len(images)], "cls": b"%d" % (index % 1000)}
 
-    return _alike(root, "pictures", shards, per_shard, fields)
+    return _alike(root, name, shards, per_shard, fields)
 
 
 def _alike(root: Path, name: str, shards: int, per_shard: int, fields: Callable[[int], dict[str, bytes]]) -> Corpus:

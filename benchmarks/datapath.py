@@ -59,7 +59,7 @@ def prepare(root: Path, corpus: Corpus) -> None:
     (root / _ACCOUNT).symlink_to(root)
     metadata = root / "metadata"
     metadata.mkdir()
-    for name in corpus.names:
+    for name in dict.fromkeys(corpus.names):
         (root / BUCKET / name).symlink_to(root / name)
         size = (root / name).stat().st_size
         item = {"name": name, "bucket": BUCKET, "size": str(size), "generation": "1", "etag": f"{name}=", "updated": ""}

@@ -25,10 +25,11 @@ def spin(turns: int) -> int:
 class Job:
     """One reading by one peer.
 
-    ``urls`` are the shards, or what the peer's own writer made of them. ``folder`` is an empty folder for caches.
-    ``workers`` is the number of DataLoader workers (0: none), ``batch`` the samples of a batch, ``size`` the side of
-    pictures in pixels. ``spin`` is how often the consumer computes for each sample (see `spin`). With ``first`` the
-    peer stops at its first sample or batch. ``warm`` reads once before the clock starts. ``options`` are the peer's.
+    ``urls`` are the shards, or what the peer's own writer made of them. ``folder`` is an empty folder for caches; with
+    ``cache`` the peer keeps the shards there. ``workers`` is the number of DataLoader workers (0: none), ``batch`` the
+    samples of a batch, ``size`` the side of pictures in pixels. ``spin`` is how often the consumer computes for each
+    sample (see `spin`). With ``first`` the peer stops at its first sample or batch. ``warm`` reads once before the
+    clock starts. ``options`` are the peer's.
     """
 
     peer: str
@@ -42,6 +43,7 @@ class Job:
     spin: int = 0
     first: bool = False
     warm: bool = False
+    cache: bool = False
     options: dict[str, Any] = field(default_factory=dict)
     began: float = 0.0
     first_s: float | None = None
@@ -111,7 +113,7 @@ class Peer:
     """A library that reads, by its own documented best practice.
 
     ``tasks`` are what it can do: ``samples`` (each sample, undecoded), ``loader`` (batches of undecoded samples from
-    DataLoader workers) and ``images`` (decoded, a random part resized to ``Job.size``, batches of float32 CHW).
+    DataLoader workers), ``images`` (decoded, a random part resized to ``Job.size``, batches of float32 CHW).
     ``requirements`` are pip's. Where the main environment lacks one, ``--install`` makes an environment of the peer's
     own with them and with ``without_dependencies`` (installed by ``--no-deps``). ``programs`` must be on the path.
     ``schemes`` are those of the URLs that it reads, ``file`` for paths. ``make`` writes the peer's own ``format``: the

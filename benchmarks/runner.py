@@ -45,11 +45,12 @@ def measure(job: Job, out: TextIO) -> dict[str, Any]:
     sys.stdin.readline()
     reset_peak()
     base, before = memory_bytes("self", "VmRSS"), _cpu()
-    job.began = time.perf_counter()
+    began_at, job.began = time.time(), time.perf_counter()
     samples = run()
     wall_s = time.perf_counter() - job.began
     spent = {name: value - before[name] for name, value in _cpu().items()}
     return {
+        "began_at": began_at,
         "wall_s": wall_s,
         "cpu_s": spent["user_s"] + spent["system_s"] + spent["others_s"],
         **spent,

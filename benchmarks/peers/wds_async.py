@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any
 
 from benchmarks.peer import Job, Peer, Run
@@ -19,7 +20,7 @@ def _dataset(job: Job) -> Any:
     from wds_async import background
     from wds_async.storage.registry import import_clients
 
-    options = dict(job.options)
+    options = dict(job.options, **({"cache_dir": job.folder} if job.cache else {}))
     if options.pop("loop", "") == "asyncio":
         vars(background)["new_event_loop"] = asyncio.new_event_loop
     dataset = wds.WebDataset(job.urls, **{"shardshuffle": False, **options})
@@ -31,6 +32,23 @@ def samples(job: Job) -> Run:
     """Undecoded samples, in one process."""
     dataset = _dataset(job)
     return lambda: job.count(dataset)
+
+
+def resume(job: Job) -> Run:
+    """Go on at the middle of the epoch, in a dataset made anew."""
+    before = _dataset(job)
+    iterator = iter(before)
+    for _ in range(job.samples // 2):
+        next(iterator)
+    state = before.state_dict()
+    del iterator
+    dataset = _dataset(job)
+
+    def run() -> int:
+        dataset.load_state_dict(state)
+        return job.count(dataset)
+
+    return run
 
 
 def loader(job: Job) -> Run:
@@ -45,8 +63,22 @@ def loader(job: Job) -> Run:
     return lambda: job.count_batches(batches)
 
 
+def images(job: Job) -> Run:
+    """Pictures decoded and cropped by Pillow in DataLoader workers, in batches."""
+    import torch
+
+    import wds_async as wds
+    from benchmarks.pictures import random_resized_crop
+
+    torch.set_num_threads(1)
+    dataset = _dataset(job).decode("pil").to_tuple("jpg", "cls")
+    dataset = dataset.map_tuple(functools.partial(random_resized_crop, size=job.size), int).batched(job.batch)
+    batches = wds.WebLoader(dataset, batch_size=None, num_workers=job.workers)
+    return lambda: job.count_images(batches)
+
+
 PEER = Peer(
     "this library: asyncio engine, one window of parts, tar headers read in place",
-    tasks={"samples": samples, "loader": loader},
+    tasks={"samples": samples, "loader": loader, "images": images, "resume": resume},
     schemes=("file", "http", "https", "s3", "gs", "az", "ais"),
 )

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 from benchmarks.bench import Bench, Reading, Row, scenario
-from benchmarks.corpus import SHARD_BYTES, image_like, tiny
+from benchmarks.corpus import image_like, large_samples, tiny
+from benchmarks.peer import load_peer, peer_names
 
-__all__ = ["http", "https", "shard_bytes", "small"]
-
-
-def shard_bytes(bench: Bench) -> int:
-    """66 MB, a tenth of it with ``--quick``."""
-    return SHARD_BYTES // 10 if bench.quick else SHARD_BYTES
+__all__ = ["http", "https", "large", "small"]
 
 
 def _cpu(reading: Reading) -> float:
@@ -20,7 +16,7 @@ def _cpu(reading: Reading) -> float:
 @scenario("http")
 def http(bench: Bench) -> None:
     """Undecoded images of 100 KB, plain HTTP."""
-    corpus = bench.make(image_like, bench.shards, shard_bytes(bench))
+    corpus = bench.make(image_like, bench.shards, bench.shard_bytes)
     rows = [*bench.rows(), Row("wds_async", "wds_async, asyncio's loop", {"options": {"loop": "asyncio"}})]
     with bench.serve(corpus, "http") as source:
         results = bench.compare("images, http", source, rows=rows)
@@ -31,13 +27,17 @@ def http(bench: Bench) -> None:
     if ours and theirs:
         bench.ratio_bar("http: CPU, webdataset's over ours", 6.5, theirs.cpu_s_per_gb, ours.cpu_s_per_gb)
     bench.least_bar("http: CPU s/GB", "wds_async", results, _cpu)
+    if ours:
+        fast = {name: r for name, r in results.items() if r.mb_s >= ours.mb_s / 2}
+        measure = "http: memory of all processes, of the peers that reach half of our throughput"
+        bench.least_bar(measure, "wds_async", fast, lambda r: r.pss_bytes / 1e6, "{:.0f} MB")
     bench.memory_bar("http", ours)
 
 
 @scenario("https")
 def https(bench: Bench) -> None:
     """Undecoded images of 100 KB, verified TLS."""
-    corpus = bench.make(image_like, bench.shards, shard_bytes(bench))
+    corpus = bench.make(image_like, bench.shards, bench.shard_bytes)
     with bench.serve(corpus, "https") as source:
         results = bench.compare("images, https", source)
     ours, theirs, floor = (results.get(name) for name in ("wds_async", "webdataset", "recv_into"))
@@ -67,6 +67,14 @@ def small(bench: Bench) -> None:
 
 
 def _tar_readers() -> list[str]:
-    from benchmarks.peer import load_peer, peer_names  # noqa: PLC0415
-
     return [name for name in peer_names() if load_peer(name).format == "tar"]
+
+
+@scenario("large", shards=8)
+def large(bench: Bench) -> None:
+    """Undecoded samples of 20 MB, plain HTTP (--shards: of 10 samples each)."""
+    corpus = bench.make(large_samples, bench.shards, 2 if bench.quick else 10, 20_000_000)
+    with bench.serve(corpus, "http") as source:
+        results = bench.compare("samples of 20 MB", source)
+    bench.least_bar("samples of 20 MB: CPU s/GB", "wds_async", results, _cpu)
+    bench.memory_bar("samples of 20 MB", results.get("wds_async"), held=20_000_000)

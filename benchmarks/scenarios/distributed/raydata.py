@@ -1,4 +1,4 @@
-"""``python -m benchmarks.distributed.raydata``: `raydata.read` beside Ray Data's own reader of WebDatasets.
+"""``python -m benchmarks.scenarios.distributed.raydata``: `raydata.read` beside Ray Data's own reader of WebDatasets.
 
 Both read the same shards of a local disk into Ray's object store, on a cluster of one node with two CPUs. What counts
 is the CPU of all processes: driver, raylet, store and workers. The cluster runs before, and each reader has read all
@@ -18,8 +18,8 @@ from typing import Any
 import click
 from rich.table import Table
 
+from benchmarks.bench import ROOT, Bench, scenario
 from benchmarks.corpus import Corpus, image_like, small_images
-from benchmarks.harness import ROOT, Bench, command
 
 __all__ = ["ENVIRONMENT", "main"]
 
@@ -98,7 +98,7 @@ def _measure(bench: Bench, case: str, corpus: Corpus) -> dict[str, dict[str, flo
     }
 
 
-@command("distributed-raydata", shards=6)
+@scenario("distributed.raydata", shards=6, repeat=3)
 def main(bench: Bench) -> None:
     """Reading shards into Ray's object store: ``raydata.read`` against ``ray.data.read_webdataset``."""
     per_shard = 2_000 if bench.quick else 15_000
@@ -124,7 +124,3 @@ def main(bench: Bench) -> None:
         measure = f"{case}: CPU of ray.data.read_webdataset, in multiples of raydata.read's"
         bench.ratio_bar(measure, FACTORS[case], medians[RAYS]["cpu_s"], medians[OURS]["cpu_s"])
     bench.console.print(table)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.service``: the loader service beside nginx and beside direct reading."""
+"""The loader service beside nginx and beside direct reading."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from typing import Any
 
 import click
 
+from benchmarks.bench import ROOT, Bench, Row, scenario
 from benchmarks.corpus import Corpus, image_like
-from benchmarks.harness import ROOT, Bench, Job, child, command
 from benchmarks.serveproc import ServeProcess, cpu_s, peak_bytes
 from tests.servers import Nginx
 
@@ -54,7 +54,7 @@ class Side:
     path: Callable[[str], str]
 
 
-@command("service")
+@scenario("service", repeat=3)
 def main(bench: Bench) -> None:
     """Warm and cold reads through `wds-async serve`, its hit ratio, and what many clients cost it."""
     corpus = image_like(bench.root, bench.shards, 8_000_000 if bench.quick else 64_000_000)
@@ -206,27 +206,19 @@ def _cold(bench: Bench) -> None:
     """Our own loader from a store-like server: directly, and through a service that has nothing yet. Four times as many
     shards as elsewhere: a second's start is a quarter of a read that takes four."""
     corpus = image_like(bench.root, bench.shards * 4, distinct=False, name="cold")
-    rates: dict[str, list[float]] = {"direct": [], "through the service": []}
-    with bench.nginx(store_like=True) as origin:
-        direct = Job("wds_async", [origin.url(name) for name in corpus.names])
+    case = "cold, store-like"
+    with bench.serve(corpus, store_like=True) as source:
+        assert source.server is not None
         for _ in range(bench.repeat):
-            rates["direct"].append(_read(bench, "cold, direct", direct, corpus))
-            with _served(bench, origin) as service:
-                urls = [f"ais://bench/{name}" for name in corpus.names]
-                through = Job("wds_async", urls, {"AIS_ENDPOINT": service.base})
-                rates["through the service"].append(_read(bench, "cold, through the service", through, corpus))
-    rate = {label: statistics.median(values) for label, values in rates.items()}
-    bench.notes.append(f"cold, store-like (50 ms, 50 MB/s a connection): {_shown(rate, 'MB/s')}")
-    share = rate["through the service"] / rate["direct"]
-    bench.bar("cold read through the service over a direct one", "≥ 90 %", share * 100, share >= 0.9, "{:.0f} %")
-
-
-def _read(bench: Bench, case: str, job: Job, corpus: Corpus) -> float:
-    """MB/s of one read by a fresh process."""
-    what = {"contender": job.contender, "urls": job.urls, "samples": corpus.samples, "spin": 0}
-    got = child(what, job.environment)
-    bench.raw.append({"case": case, **got})
-    return corpus.size_bytes / 1e6 / float(got["wall_s"])
+            bench.compare(case, source, rows=[Row("wds_async", "direct")], repeat=1)
+            with _served(bench, source.server) as service:
+                job = {"urls": [f"ais://bench/{name}" for name in corpus.names]}
+                through = Row("wds_async", "through the service", job, {"AIS_ENDPOINT": service.base})
+                bench.compare(case, source, rows=[through], repeat=1)
+    rate = {label: reading.mb_s for label, reading in bench.readings[case].items()}
+    if len(rate) == 2:
+        share = rate["through the service"] / rate["direct"]
+        bench.bar("cold read through the service over a direct one", "≥ 90 %", share * 100, share >= 0.9, "{:.0f} %")
 
 
 def _sixteen(bench: Bench) -> None:
@@ -266,7 +258,3 @@ def _epochs(bench: Bench) -> None:
 def _shown(values: dict[str, float], unit: str = "", digits: int = 0) -> str:
     digits = digits or (0 if max(values.values()) > 100 else 1)
     return ", ".join(f"{label} {value:,.{digits}f}" for label, value in values.items()) + (f" {unit}" if unit else "")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.planning``: time and memory until a process knows its share of 100,000 shards.
+"""Time and memory until a process knows its share of 100,000 shards.
 
 Nothing is read: the dataset is made, and its first shard taken from the stages before reading, as the last worker of
 4,096 ranks with 16 workers each.
@@ -16,7 +16,7 @@ from typing import Any
 import click
 from rich.table import Table
 
-from benchmarks.harness import ROOT, Bench, command
+from benchmarks.bench import ROOT, Bench, scenario
 
 __all__ = ["main", "plan"]
 
@@ -65,7 +65,7 @@ def plan(url: str) -> dict[str, Any]:
     return result
 
 
-@command("planning")
+@scenario("planning", repeat=3)
 def main(bench: Bench) -> None:
     """Time and memory until a worker knows its first shard: 100,000 shards, 4,096 ranks x 16 workers, permuted."""
     table = Table(title=f"{SHARDS:,} shards, {RANKS:,} ranks x {WORKERS} workers", title_justify="left")
@@ -83,7 +83,3 @@ def main(bench: Bench) -> None:
         bench.bar(measure, "≤ 2 s", seconds, seconds <= 2, "{:.2f} s")
         bench.bar(f"{measure}: memory of the process", "≤ 200 MB", peak / 1e6, peak <= 200e6, "{:.0f} MB")
     bench.console.print(table)
-
-
-if __name__ == "__main__":
-    main()

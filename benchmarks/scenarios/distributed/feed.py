@@ -1,4 +1,4 @@
-"""``python -m benchmarks.distributed.feed``: a `Feed` with one and two decoders beside the bare pipeline.
+"""A `Feed` with one and two decoders beside the bare pipeline.
 
 The pipeline decodes pictures of 400 x 400 into batches of 16 (7.7 MB), and the program that takes them does nothing
 else, so decoding bounds. Each contender is a process; what counts is an epoch after the first, when all have started,
@@ -14,9 +14,9 @@ import statistics
 import click
 from rich.table import Table
 
+from benchmarks.bench import ROOT, Bench, measured, scenario
 from benchmarks.corpus import pictures
-from benchmarks.decode import photo_jpeg
-from benchmarks.harness import ROOT, Bench, command, measured
+from benchmarks.pictures import photo_jpeg
 
 __all__ = ["main"]
 
@@ -55,7 +55,7 @@ print(json.dumps(rows))
 """
 
 
-@command("distributed-feed", shards=40)
+@scenario("distributed.feed", shards=40, repeat=3)
 def main(bench: Bench) -> None:
     """Pictures decoded by other processes: ``Feed`` with one and two decoders, and what the hand-over costs."""
     corpus = pictures(bench.root, bench.shards, SHARD_IMAGES, [photo_jpeg(seed) for seed in range(8)])
@@ -85,7 +85,3 @@ def main(bench: Bench) -> None:
             bar = f"{contender}: CPU of the hand-over beside that of decoding"
             bench.bar(bar, "≤ 10 %", 100 * share, share <= 0.1, "{:.1f} %")
     bench.notes.append(json.dumps({"cpus": os.cpu_count(), "batch": 16}))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.filters``: what each filter costs for a sample, beside webdataset's, over the same samples."""
+"""What each filter costs for a sample, beside webdataset's, over the same samples."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from benchmarks.harness import Bench, command
+from benchmarks.bench import Bench, scenario
 
 __all__ = ["CASES", "main", "timed"]
 
@@ -123,7 +123,7 @@ def _measure(bench: Bench, name: str, count: int) -> tuple[float, float]:
     return ours, theirs
 
 
-@command("filters")
+@scenario("filters", repeat=3)
 def main(bench: Bench) -> None:
     """CPU for each sample of each filter, ours over webdataset's (--only: these cases)."""
     warnings.simplefilter("ignore")
@@ -143,7 +143,3 @@ def main(bench: Bench) -> None:
     bench.bar(measure, f"≤ 1 (noise {NOISE:.0%})", ratios[worst], ratios[worst] <= 1 + NOISE)
     middle = statistics.median(ratios.values())
     bench.bar(f"CPU a sample, ours over webdataset's: the middle of {len(ratios)} filters", "≤ 1", middle, middle <= 1)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.faults``: what faults cost. Every sample is compared with what was written.
+"""What faults cost. Every sample is compared with what was written.
 
 * 5 % of the requests fail at random, from a server like a store (50 ms to the first byte, 50 MB/s a connection), with
   the default budget: one kind of fault at a time, then all of `faultserver.KINDS` together. Each throughput is divided
@@ -30,10 +30,9 @@ from typing import IO, Any
 import crc32c
 from rich.table import Table
 
+from benchmarks.bench import ROOT, Bench, scenario
 from benchmarks.corpus import Corpus, image_like
 from benchmarks.faultserver import KINDS
-from benchmarks.harness import ROOT, Bench, command
-from benchmarks.http import shard_bytes
 
 __all__ = ["CASES", "main"]
 
@@ -333,10 +332,10 @@ def leaving(bench: Bench, corpus: Corpus) -> None:
               slowest <= 2, "{:.2f} s")  # fmt: skip
 
 
-@command("faults", shards=152, repeat=5)
+@scenario("faults", shards=152, repeat=5)
 def main(bench: Bench) -> None:
     """10 GB with 5 % of the requests failing, kind by kind and 5 times each; an outage, a storm, and leaving."""
-    corpus = image_like(bench.root, bench.shards, shard_bytes(bench), distinct=False)
+    corpus = image_like(bench.root, bench.shards, bench.shard_bytes, distinct=False)
     sums = sums_of(bench.root / corpus.names[0])
     cases = {name: kinds for name, kinds in CASES.items() if not bench.only or name in bench.only}
     at_random(bench, corpus, sums, "store-like", cases, *_STORE_LIKE)
@@ -350,7 +349,3 @@ def main(bench: Bench) -> None:
     outage(bench, corpus, sums)
     storm(bench, corpus, sums)
     leaving(bench, corpus)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.interleave``: what several open shards cost beside one after another, and how far apart in the
+"""What several open shards cost beside one after another, and how far apart in the
 data set samples are that come one after another.
 
 The throughput is that of image-like shards from nginx on loopback, beside receiving the same bytes. The distance is
@@ -16,14 +16,18 @@ from typing import Any
 from rich.table import Table
 
 import wds_async
+from benchmarks.bench import Bench, Row, scenario
 from benchmarks.corpus import Corpus, image_like, tiny
-from benchmarks.harness import Bench, command
-from benchmarks.http import shard_bytes
 
 __all__ = ["main"]
 
 PLAIN, INTERLEAVED = "wds_async", "wds_async interleave=16"
-CONTENDERS = [PLAIN, INTERLEAVED, "wds_async interleave=16, ordered=False", "recv_into"]
+ROWS = (
+    Row("wds_async"),
+    Row("wds_async", INTERLEAVED, {"options": {"interleave": 16, "seed": 1}}),
+    Row("wds_async", f"{INTERLEAVED}, ordered=False", {"options": {"interleave": 16, "ordered": False, "seed": 1}}),
+    Row("recv_into"),
+)
 BUFFER = 1000
 _LEAST_SHARDS = 16
 
@@ -85,19 +89,15 @@ def mixing(bench: Bench) -> None:
     )
 
 
-@command("interleave")
+@scenario("interleave", repeat=3)
 def main(bench: Bench) -> None:
     """Throughput and mixing of several open shards."""
     mixing(bench)
-    shards, size = max(bench.shards, _LEAST_SHARDS), shard_bytes(bench)
-    corpus = image_like(bench.root, shards, size // 10 if bench.quick else size)
-    with bench.nginx() as server:
-        results = bench.read("several open shards", server, corpus, CONTENDERS)
+    shards, size = max(bench.shards, _LEAST_SHARDS), bench.shard_bytes
+    corpus = bench.make(image_like, shards, size // 10 if bench.quick else size)
+    with bench.serve(corpus) as source:
+        results = bench.compare("several open shards", source, rows=ROWS)
     ours, plain = results.get(INTERLEAVED), results.get(PLAIN)
     if ours and plain:
         bench.ratio_bar("throughput: interleave=16 over one shard after another", 0.95, ours.mb_s, plain.mb_s)
     bench.memory_bar("several open shards", ours)
-
-
-if __name__ == "__main__":
-    main()

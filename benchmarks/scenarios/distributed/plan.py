@@ -1,4 +1,4 @@
-"""``python -m benchmarks.distributed.plan``: planning a million tasks, and resuming a hundred thousand.
+"""Planning a million tasks, and resuming a hundred thousand.
 
 A server on loopback answers listings as S3 does, a thousand keys a page; there is no data. What is measured, in a fresh
 process, is the time until the first task is handed over, and the memory of the process.
@@ -12,7 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.harness import Bench, command, measured
+from benchmarks.bench import Bench, measured, scenario
 from tests.servers.s3list import S3List
 
 __all__ = ["main"]
@@ -80,7 +80,7 @@ def _child(server: S3List, out: Path, records: str) -> dict[str, Any]:
     return result
 
 
-@command("distributed-plan", repeat=1)
+@scenario("distributed.plan", repeat=1)
 def main(bench: Bench) -> None:
     """Time and memory until the first of a million tasks is handed over; resuming a job of 100,000 tasks."""
     tasks, resumed = (TASKS // 100, RESUMED // 100) if bench.quick else (TASKS, RESUMED)
@@ -104,7 +104,3 @@ def main(bench: Bench) -> None:
               "{:.1f} s")  # fmt: skip
     bench.bar(f"planning {tasks:,} tasks: memory of the process", "≤ 1 GB", peak / 1e6, peak <= 1e9, "{:.0f} MB")
     bench.notes.append(f"Records are listed twice when resuming, on a local disk and as on S3. {os.cpu_count()} CPUs.")
-
-
-if __name__ == "__main__":
-    main()

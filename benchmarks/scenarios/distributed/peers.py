@@ -1,4 +1,4 @@
-"""``python -m benchmarks.distributed.peers``: services on eight nodes, and one store behind a link that they share.
+"""Services on eight nodes, and one store behind a link that they share.
 
 The nodes are network namespaces of this machine (Linux, as root); what the store sends to all of them together is
 limited, what they send each other is not. On each node a loader reads by the node's service; the floor is the same
@@ -22,8 +22,8 @@ from typing import Any
 import click
 from rich.table import Table
 
+from benchmarks.bench import ROOT, Bench, scenario
 from benchmarks.corpus import Corpus, image_like
-from benchmarks.harness import ROOT, Bench, command
 from tests.servers import Origin
 from tests.servers.nodes import Nodes
 from tests.servers.process import ServerMissing, stop
@@ -177,7 +177,7 @@ def _rows(bench: Bench, nodes: Nodes, store: Origin, corpus: Corpus) -> Iterator
         yield "all of it, cold, and a node is killed", loaders.epoch(kill)
 
 
-@command("distributed-peers", shards=64, repeat=1)
+@scenario("distributed.peers", shards=64, repeat=1)
 def main(bench: Bench) -> None:
     """Eight services that share what they read from one store: its bytes, and the time of epochs."""
     size = (NODES, SHARD_BYTES // 4) if bench.quick else (max(NODES, bench.shards), SHARD_BYTES)
@@ -220,7 +220,3 @@ def _judge(bench: Bench, rows: dict[str, _Epoch], corpus: Corpus) -> None:
     )
     note = f"Network namespaces, {RATE} from the store for all of them, {os.cpu_count()} CPUs for everything."
     bench.notes.append(note)
-
-
-if __name__ == "__main__":
-    main()

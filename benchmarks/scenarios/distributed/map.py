@@ -1,4 +1,4 @@
-"""``python -m benchmarks.distributed.map``: `map_shards` beside a bare loop over our reader and writer.
+"""``python -m benchmarks.scenarios.distributed.map``: `map_shards` beside a bare loop over our reader and writer.
 
 Two processes each read the same shards with the same function and write one shard for each, to the same disk. The loop
 keeps no records and no checksums, and it cannot be started again. `map_shards` has a third process, which starts the
@@ -20,8 +20,8 @@ from typing import Any
 import click
 from rich.table import Table
 
+from benchmarks.bench import ROOT, Bench, scenario
 from benchmarks.corpus import Corpus, image_like, tiny
-from benchmarks.harness import ROOT, Bench, command
 
 __all__ = ["main"]
 
@@ -88,7 +88,7 @@ def _measure(bench: Bench, case: str, corpus: Corpus) -> dict[str, dict[str, flo
     }
 
 
-@command("distributed-map", shards=96)
+@scenario("distributed.map", shards=96, repeat=3)
 def main(bench: Bench) -> None:
     """A function over every sample, by two processes: ``map_shards`` against a bare loop."""
     (bench.root / "steps.py").write_text(_STEPS)
@@ -112,7 +112,3 @@ def main(bench: Bench) -> None:
         )  # fmt: skip
     bench.console.print(table)
     bench.notes.append(json.dumps({"processes": PROCESSES}))
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.exact``: what states cost, and how soon a loader that goes on gives its first sample.
+"""What states cost, and how soon a loader that goes on gives its first sample.
 
 Each measurement is a process of its own, and what is compared is measured in turn."""
 
@@ -9,9 +9,8 @@ from typing import Any
 
 from rich.table import Table
 
+from benchmarks.bench import Bench, measured, scenario
 from benchmarks.corpus import image_like
-from benchmarks.harness import Bench, command, measured
-from benchmarks.http import shard_bytes
 
 __all__ = ["main"]
 
@@ -71,10 +70,10 @@ def medians(jobs: dict[str, dict[str, Any]], repeat: int, field: str) -> dict[st
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
-@command("exact")
+@scenario("exact", repeat=3)
 def main(bench: Bench) -> None:
     """The cost of states, of going on, and of cutting shards."""
-    corpus = image_like(bench.root, bench.shards, shard_bytes(bench), distinct=False)
+    corpus = image_like(bench.root, bench.shards, bench.shard_bytes, distinct=False)
     table = Table(title="states", title_justify="left")
     for title in ("what", "without", "with", "with / without"):
         table.add_column(title, justify="left" if title == "what" else "right")
@@ -105,7 +104,3 @@ def main(bench: Bench) -> None:
         ratio = compare("first sample, 50 ms to the first byte, at the end of the epoch", jobs, "wall_s", "s")
         bench.bar("first sample after going on over that of a fresh start", "≤ 1.2", ratio, ratio <= 1.2)
     bench.console.print(table)
-
-
-if __name__ == "__main__":
-    main()

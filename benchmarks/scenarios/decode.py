@@ -1,54 +1,24 @@
-"""``python -m benchmarks.decode``: images for each second of CPU that ``decode(spec)`` gives, beside webdataset's."""
+"""Images for each second of CPU that ``decode(spec)`` gives, beside webdataset's."""
 
 from __future__ import annotations
 
 import importlib
-import io
 import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import numpy as np
-import PIL.Image
 from rich.table import Table
 
-from benchmarks.harness import Bench, command
+from benchmarks.bench import Bench, scenario
+from benchmarks.pictures import DISTINCT, noisy_jpeg, photo_jpeg
 
-__all__ = ["main", "noisy_jpeg", "photo_jpeg"]
+__all__ = ["main"]
 
-SIDE = 400
-NOISY_BYTES = 87_000
 SPECS = ("rgb8", "torchrgb", "rgb", "torchrgb8", "l8", "pil")
 BARS = {"rgb8": 1.25, "torchrgb": 1.25}
 IMAGES = 60
-DISTINCT = 12
-"""Different images of each kind: one alone would train the processor's branch prediction."""
-
-
-def _encoded(pixels: Any, quality: int) -> bytes:
-    stream = io.BytesIO()
-    PIL.Image.fromarray(np.clip(pixels, 0, 255).astype(np.uint8)).save(stream, "JPEG", quality=quality)
-    return stream.getvalue()
-
-
-def photo_jpeg(seed: int) -> bytes:
-    """A JPEG of 400 x 400, about 40 KB: smooth areas, edges and a little grain, as photographs have."""
-    rng = np.random.default_rng(seed)
-    y, x = np.mgrid[:SIDE, :SIDE]
-    patches = PIL.Image.fromarray(rng.integers(0, 256, (25, 25, 3), dtype=np.uint8))
-    pixels = np.asarray(patches.resize((SIDE, SIDE), PIL.Image.Resampling.BICUBIC)).astype(np.float32)
-    for _ in range(12):
-        inside = (x - rng.integers(SIDE)) ** 2 + (y - rng.integers(SIDE)) ** 2 < rng.integers(10, 80) ** 2
-        pixels[inside] = 0.6 * pixels[inside] + 0.4 * rng.integers(0, 256, 3)
-    return _encoded(pixels + rng.normal(0, 4, pixels.shape), 85)
-
-
-def noisy_jpeg(seed: int) -> bytes:
-    """A JPEG of 400 x 400, 87 KB: noise at the quality that gives this size. Most of its decoding is Huffman's code."""
-    pixels = np.random.default_rng(seed).integers(0, 256, (SIDE, SIDE, 3))
-    return next(data for quality in range(50, 96) if len(data := _encoded(pixels, quality)) >= NOISY_BYTES)
 
 
 def _samples(images: list[bytes], count: int) -> list[dict[str, Any]]:
@@ -90,7 +60,7 @@ def _threads(bench: Bench, samples: list[dict[str, Any]]) -> None:
     bench.notes.append(f'decode("rgb8", threads=2): {alone / two:.2f} times as fast by the wall clock as threads=0')
 
 
-@command("decode")
+@scenario("decode", repeat=3)
 def main(bench: Bench) -> None:
     """Images of 400 x 400 per second of CPU through ``decode(spec)``, over samples in memory."""
     warnings.simplefilter("ignore")
@@ -113,7 +83,3 @@ def main(bench: Bench) -> None:
         if case == "photo-like":
             _threads(bench, samples)
     bench.console.print(table)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.distributed.reshard``: a global shuffle beside reading and writing the same shards once.
+"""A global shuffle beside reading and writing the same shards once.
 
 Two processes each, on the same disk. What is to be beaten reads samples and writes them in the order in which they
 come. ``--shards 152`` are 10 GB.
@@ -18,8 +18,8 @@ from pathlib import Path
 import click
 from rich.table import Table
 
+from benchmarks.bench import ROOT, Bench, scenario
 from benchmarks.corpus import Corpus, image_like, tiny
-from benchmarks.harness import ROOT, Bench, command
 
 __all__ = ["main"]
 
@@ -106,7 +106,7 @@ def _measure(bench: Bench, case: str, corpus: Corpus) -> dict[str, dict[str, flo
     }
 
 
-@command("distributed-reshard", shards=16, repeat=1)
+@scenario("distributed.reshard", shards=16, repeat=1)
 def main(bench: Bench) -> None:
     """A shuffle of all samples by two processes: ``reshard`` against reading and writing them once."""
     corpora = {
@@ -130,7 +130,3 @@ def main(bench: Bench) -> None:
         measure = f"reshard, {case}: peak memory of all processes"
         bench.bar(measure, f"≤ {MEMORY / 1e6:.0f} MB", peak / 1e6, peak <= MEMORY, "{:.0f} MB")
     bench.console.print(table)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.distributed.raydata_faults``: samples lost where a store answers 503 at one place of a shard.
+"""Samples lost where a store answers 503 at one place of a shard.
 
 Both read the same two shards of 4 MB from one server into Ray, `ray.data.read_webdataset` by pyarrow's client of S3
 with its own settings. In each run three requests in a row are answered with 503, beginning with a random one of those
@@ -19,8 +19,8 @@ from typing import Any
 import click
 from rich.table import Table
 
-from benchmarks.distributed.raydata import ENVIRONMENT
-from benchmarks.harness import ROOT, Bench, command
+from benchmarks.bench import ROOT, Bench, scenario
+from benchmarks.scenarios.distributed.raydata import ENVIRONMENT
 
 __all__ = ["main"]
 
@@ -100,7 +100,7 @@ def _runs(bench: Bench, case: str) -> dict[str, Counter[str]]:
     return counts
 
 
-@command("distributed-raydata_faults", repeat=10)
+@scenario("distributed.raydata_faults", repeat=10)
 def main(bench: Bench) -> None:
     """Runs that lose samples where a store answers 503: ``raydata.read`` beside ``ray.data.read_webdataset``."""
     table = Table(title="three answers of 503 at a random place", title_justify="left")
@@ -119,7 +119,3 @@ def main(bench: Bench) -> None:
         )
         bench.bar(measure, "0", bad, bad == 0, "{:.0f}")
     bench.console.print(table)
-
-
-if __name__ == "__main__":
-    main()

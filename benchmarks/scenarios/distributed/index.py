@@ -1,4 +1,4 @@
-"""``python -m benchmarks.distributed.index``: an index of 1,000 shards beside reading them, on the same engine.
+"""An index of 1,000 shards beside reading them, on the same engine.
 
 Each contender is a job of the same tasks on two processes of the local engine, with a record for each task. Only what a
 task does with the shards differs. The time of a job is that of `Job.run`, with the starts of its processes.
@@ -17,8 +17,8 @@ from typing import Any
 from rich.table import Table
 
 import wds_async as wds
+from benchmarks.bench import Bench, measured, scenario
 from benchmarks.corpus import Corpus, pictures, tiny
-from benchmarks.harness import Bench, command, measured
 from wds_async import distributed as dist
 from wds_async.distributed.tasks import Record, Task
 from wds_async.transfer.reader import open_shards
@@ -30,7 +30,7 @@ _KINDS = ("json", "wds")
 _ROWS = {"bytes": "our reader, bytes alone", "samples": "our reader, samples", "index": "dist.index"}
 _CHILD = """
 import json, sys
-from benchmarks.distributed.index import contend
+from benchmarks.scenarios.distributed.index import contend
 print(json.dumps(contend(**json.loads(sys.stdin.read()))))
 """
 
@@ -100,7 +100,7 @@ def _case(bench: Bench, table: Table, title: str, corpus: Corpus, floors: Sequen
         bench.bar(f"index of {title} on {PROCESSES} cores, beside {_ROWS[what]}: speed", "≥ 0.8", ratio, ratio >= 0.8)
 
 
-@command("distributed-index", shards=1000)
+@scenario("distributed.index", shards=1000, repeat=3)
 def main(bench: Bench) -> None:
     """Indexes of many shards as a job, beside reading their bytes and their samples by the same engine."""
     shards = 20 if bench.quick else bench.shards
@@ -118,7 +118,3 @@ def main(bench: Bench) -> None:
             _case(bench, table, title, corpus, floors)
     bench.console.print(table)
     bench.notes.append(json.dumps({"processes": PROCESSES, "kinds": _KINDS, "python": sys.version.split()[0]}))
-
-
-if __name__ == "__main__":
-    main()

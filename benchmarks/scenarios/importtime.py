@@ -1,4 +1,4 @@
-"""``python -m benchmarks.importtime``: what ``import wds_async`` costs, and which packages it imports."""
+"""What ``import wds_async`` costs, and which packages it imports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.table import Table
 
-from benchmarks.harness import ROOT, Bench, command
+from benchmarks.bench import ROOT, Bench, scenario
 
 __all__ = ["cpu_seconds", "main", "timed_import"]
 
@@ -56,7 +56,7 @@ def _show_ratio(bench: Bench) -> None:
     bench.bar(f"CPU of the import against {BASELINE!r}", "≤ 1.5", ours / theirs, ours <= 1.5 * theirs, "{:.2f}")
 
 
-@command("importtime")
+@scenario("importtime", repeat=3)
 def main(bench: Bench) -> None:
     """Show the seconds and the CPU of importing, and that neither torch nor a cloud's packages are imported."""
     table = Table(title="import", title_justify="left")
@@ -78,7 +78,3 @@ def main(bench: Bench) -> None:
             bench.bar(measure, "none", len(unwanted), not unwanted, "{:.0f}")
     bench.console.print(table)
     _show_ratio(bench)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,4 +1,4 @@
-"""``python -m benchmarks.index``: indexes of small samples beside reading the same bytes, and random access by them.
+"""Indexes of small samples beside reading the same bytes, and random access by them.
 
 Each measurement is a process of its own, and what is compared is measured in turn."""
 
@@ -13,9 +13,8 @@ from pathlib import Path
 
 from rich.table import Table
 
+from benchmarks.bench import Bench, measured, scenario
 from benchmarks.corpus import Corpus, image_like, pictures, tiny
-from benchmarks.harness import Bench, command, measured
-from benchmarks.http import shard_bytes
 
 __all__ = ["main", "measured"]
 
@@ -104,7 +103,7 @@ def _speed(bench: Bench, table: Table, title: str, corpus: Corpus, beside: str) 
 def _access(bench: Bench, table: Table) -> None:
     """Measure batches of samples among shards of the store-like server."""
     count = 10 if bench.quick else SHARDS
-    size = 1_000_000 if bench.quick else max(shard_bytes(bench) // 4, 1)
+    size = 1_000_000 if bench.quick else max(bench.shard_bytes // 4, 1)
     corpus = image_like(bench.root, count, size, distinct=False, name="access")
     folder = bench.root / "indexes"
     Path(folder).mkdir()
@@ -131,7 +130,7 @@ def _access(bench: Bench, table: Table) -> None:
         bench.bar(measure, f"≤ {ROUND_TRIPS}", value / trip, value / trip <= ROUND_TRIPS)
 
 
-@command("index")
+@scenario("index", repeat=3)
 def main(bench: Bench) -> None:
     """The speed of making indexes, and the time of random access by them."""
     table = Table(title="indexes", title_justify="left")
@@ -145,7 +144,3 @@ def main(bench: Bench) -> None:
     _speed(bench, table, "samples of 200 bytes", corpus, "samples")
     _access(bench, table)
     bench.console.print(table)
-
-
-if __name__ == "__main__":
-    main()
