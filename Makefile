@@ -22,8 +22,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
-BENCHMARKS := importtime planning first_sample http tls small store busy memory link clouds faults verify service filters decode loader exact interleave index \
-	distributed.map distributed.index distributed.plan
+BENCHMARKS := importtime planning first resume http https s3 gs az small large store busy memory link faults verify service filters decode loader images \
+	images-file shards cache signing listing exact interleave index distributed.map distributed.index distributed.plan
 
 .PHONY: help test test-fast fuzz demo lint format generate bench clean
 .DEFAULT_GOAL := help
@@ -57,9 +57,9 @@ format: $(VENV)/.lint-ready ## Let ruff put the code in order
 generate: $(VENV)/.lint-ready ## Write the fluent methods and the page of variables anew
 	$(BIN)/python .ci/generate.py
 
-bench: $(VENV)/.bench-ready ## All benchmarks, side by side with webdataset (half an hour; link needs root)
-	@for name in $(BENCHMARKS); do $(BIN)/python -m benchmarks.$$name || exit 1; done
-	$(BIN)/python -m benchmarks.figures
+bench: $(VENV)/.bench-ready ## All benchmarks, side by side with the peers (hours; link needs root)
+	$(BIN)/python -m benchmarks --install all $(addprefix --run ,$(BENCHMARKS))
+	$(BIN)/python -m benchmarks.report
 
 clean: ## Remove the environment and everything that was built
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

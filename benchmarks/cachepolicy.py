@@ -1,7 +1,5 @@
 """The service cache's policy against others, simulated with the real one: no bytes, no clock.
 
-    python -m benchmarks.cachepolicy
-
 Each line is the share of bytes served from the cache, epochs 2 to 4. ``best`` is what nobody can beat who fetches only
 what is read, whatever is known: of each epoch's data, what is in the cache when it begins. ``known`` knows the order,
 as the service does where loaders announce their epochs. ``ahead`` also fetches by it, as services of a cluster do, from
@@ -189,6 +187,7 @@ def ahead(
 
 
 def main() -> None:
+    """Print the table."""
     policies: list[tuple[str, Callable[..., list[float]]]] = [
         ("ours", ours),
         ("known", known),
@@ -213,7 +212,3 @@ def main() -> None:
         simulation.epoch(order)
     ratios = [simulation.epoch(order) for order in epochs(second, 6, 2)]
     print("another data set after 4 epochs, its epochs 1 to 6:", *(f"{ratio:.3f}" for ratio in ratios))
-
-
-if __name__ == "__main__":
-    main()

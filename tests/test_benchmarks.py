@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import report
 from tests.servers.nginx import _program
 from tests.servers.process import required
 
@@ -44,3 +45,30 @@ def test_a_scenario_runs(tmp_path: Path) -> None:
     assert ours["cpu_s"] > 0
     assert ours["pss_bytes"] > 0
     assert ours["requests"] > 1
+
+
+def test_the_page_is_that_of_the_results(tmp_path: Path) -> None:
+    page = tmp_path / "benchmarks.md"
+    page.write_text((ROOT / "docs" / "benchmarks.md").read_text())
+    assert report.main(page=page, images=tmp_path) == 0
+    assert page.read_text() == (ROOT / "docs" / "benchmarks.md").read_text()
+    for drawn in tmp_path.glob("*.svg"):
+        assert drawn.read_text() == (ROOT / "docs" / "img" / drawn.name).read_text()
+
+
+def test_a_table_has_every_peer_or_its_reason() -> None:
+    numbers = dict.fromkeys(("mb_s", "cpu_s_per_gb", "wall_s", "cpu_s", "first_s"), 1.5)
+    whole = dict.fromkeys(("size_bytes", "samples", "pss_bytes", "wire_bytes", "requests"), 10**9)
+    reading = {"peer": "wds_async", **numbers, **whole, "spread": {"wall_s": (1.0, 2.0), "cpu_s": (1.0, 2.0)}}
+    case, name = next(iter(report.PLOTTED)), "wds_async"
+    document = {"benchmark": "http", "options": {"repeat": 5}, "medians": {case: {name: reading}}}
+    document["absent"] = {case: {"another": "does not read it"}}
+    text = report.cases([document])
+    assert "1.50 (1.00..2.00)" in text
+    assert "- another: does not read it" in text
+    drawing = report.plot([document], "memory")
+    assert drawing is not None
+    assert ">1,000</text>" in drawing
+    assert report.plot([{**document, "medians": {}}], "memory") is None
+    with pytest.raises(ValueError, match="bars"):
+        report.fill("no markers", "bars", "new")

@@ -31,7 +31,7 @@ def uvloop_or_none() -> Any:
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:
-    """Return a loop of uvloop where it is installed, else of asyncio (``benchmarks/http.py`` has both)."""
+    """Return a loop of uvloop where it is installed, else of asyncio (``benchmarks/scenarios/http.py`` has both)."""
     uvloop = uvloop_or_none()
     return asyncio.new_event_loop() if uvloop is None else uvloop.new_event_loop()
 

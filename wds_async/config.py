@@ -213,7 +213,7 @@ class TransferConfig:
     by a request if need be; a shard's samples come once it was found good) or "never"."""
     switch_interval_s: float = 5e-5
     """GIL switch interval while a reader is open, unless the program chose one of its own. With
-    CPython's 5 ms a consumer in pure Python starves the loop thread (see ``benchmarks/busy.py``)."""
+    CPython's 5 ms a consumer in pure Python starves the loop thread (see ``benchmarks/scenarios/busy.py``)."""
 
     def taking_refusals(self) -> TransferConfig:
         """Return the same with a 403 or 404 that ends a read at once, for a client or person that waits."""

@@ -21,9 +21,9 @@ def _over_fsspec(task: Task) -> Task:
         import webdataset as wds
 
         def opened(url: str, mode: str, bufsize: int, **kwargs: Any) -> Any:
-            return fsspec.open(url, "rb", block_size=_BLOCK_BYTES).open()
+            return filesystem.open(url, "rb", block_size=_BLOCK_BYTES)
 
-        fsspec.core.url_to_fs(job.urls[0])  # imports what it needs, before the clock starts
+        filesystem, _ = fsspec.core.url_to_fs(job.urls[0])
         wds.gopen_schemes.update(dict.fromkeys(_SCHEMES, opened))
         return task(job)
 

@@ -25,11 +25,11 @@ async def run():
     backends = Backends(asyncio.to_thread)
     places = [locate(url) for url in job["urls"]]
     for place in places:
-        await backends.of(place).access(place.target)
+        await backends.of(place).access(place)
     began = time.process_time()
     for number in range(job["count"]):
         place = places[number % len(places)]
-        await backends.of(place).access(place.target)
+        await backends.of(place).access(place)
     spent = time.process_time() - began
     await backends.close()
     return spent / job["count"]

@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from benchmarks import cachepolicy
 from benchmarks.bench import ROOT, Bench, Row, scenario
 from benchmarks.corpus import Corpus, image_like
 from benchmarks.serveproc import ServeProcess, cpu_s, peak_bytes
@@ -258,3 +259,9 @@ def _epochs(bench: Bench) -> None:
 def _shown(values: dict[str, float], unit: str = "", digits: int = 0) -> str:
     digits = digits or (0 if max(values.values()) > 100 else 1)
     return ", ".join(f"{label} {value:,.{digits}f}" for label, value in values.items()) + (f" {unit}" if unit else "")
+
+
+@scenario("cachepolicy", repeat=1)
+def policy(bench: Bench) -> None:
+    """What stays in the service's cache, beside LRU and random eviction, simulated."""
+    cachepolicy.main()
