@@ -167,6 +167,7 @@ class Bench:
     bars: list[Bar] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     failed: bool = False
+    _met: set[str] = field(default_factory=set)
     _written: dict[tuple[str, Corpus], list[str]] = field(default_factory=dict)
 
     @property
@@ -271,6 +272,7 @@ class Bench:
         jobs = []
         for row in rows:
             peer = load_peer(row.peer)
+            self._met.add(row.peer)
             scheme, urls = source.scheme, source.urls
             if peer.floor:
                 scheme, urls = source.plain_scheme, source.plain_urls
@@ -391,6 +393,7 @@ class Bench:
             "bars": [asdict(bar) for bar in self.bars],
             "medians": {case: {k: r.as_dict() for k, r in found.items()} for case, found in self.readings.items()},
             "absent": self.absent,
+            "peers": {name: (load_peer(name).what, load_peer(name).format) for name in sorted(self._met)},
             "notes": self.notes,
             "raw": self.raw,
         }

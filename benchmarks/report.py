@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.bench import ROOT
-from benchmarks.peer import load_peer, peer_names
 
 __all__ = ["bars", "cases", "fill", "main", "peers", "plot"]
 
@@ -21,6 +20,9 @@ ORDER = (
     *("http", "https", "s3", "gs", "az", "small", "large", "loader", "workers", "images", "images-file", "decode"),
     *("store", "link", "busy", "first", "resume", "exact", "shards", "size", "cache", "memory", "faults", "verify"),
     *("service", "index", "interleave", "filters", "signing", "listing", "importtime", "planning"),
+)
+COLUMNS = (
+    *("peer", "MB/s", "CPU s/GB", "samples/s", "CPU ms a sample", "first, ms", "memory, MB", "sent / size", "requests"),
 )
 PLOTTED = {
     "images, http": "HTTP, one machine",
@@ -71,13 +73,13 @@ def _machine(machine: object) -> str:
     return str(machine or "a machine that was not noted")
 
 
-def peers() -> str:
-    """Return Markdown: what each peer is, and what it reads."""
-    lines = ["| peer | what it is | format | schemes | tasks |", "|---|---|---|---|---|"]
-    for name in peer_names():
-        peer = load_peer(name)
-        lines.append(_row(name, peer.what, peer.format, " ".join(peer.schemes), " ".join(peer.tasks)))
-    return "\n".join(lines)
+def peers(documents: Iterable[Document]) -> str:
+    """Return Markdown: what each peer of the results is, and the format that it reads."""
+    known: dict[str, list[str]] = {}
+    for document in documents:
+        known.update(document.get("peers", {}))
+    lines = ["| peer | what it is | format |", "|---|---|---|"]
+    return "\n".join([*lines, *(_row(name, *cells) for name, cells in sorted(known.items()))])
 
 
 def cases(documents: Iterable[Document]) -> str:
@@ -88,8 +90,8 @@ def cases(documents: Iterable[Document]) -> str:
             readings = document["medians"].get(case, {})
             turns = document["options"]["repeat"]
             parts.append(f"**{case}** (`{document['benchmark']}`; medians of {turns}, least..most)\n")
-            parts.append("| peer | MB/s | CPU s/GB | samples/s | CPU ms a sample | first, ms | memory, MB | bytes sent / size "
-                         "| requests |\n|---|---|---|---|---|---|---|---|---|")  # fmt: skip
+            parts.append(_row(*COLUMNS))
+            parts.append("|---" * len(COLUMNS) + "|")
             for name, reading in sorted(readings.items(), key=lambda item: -item[1]["mb_s"]):
                 parts.append(_reading(name, reading))
             absent = document["absent"].get(case, {})
@@ -171,7 +173,7 @@ def main(
         print(f"no results in {folder}: run `make bench` first", file=sys.stderr)
         return 1
     text = page.read_text(encoding="utf-8")
-    for name, inner in (("bars", bars(documents)), ("peers", peers()), ("cases", cases(documents))):
+    for name, inner in (("bars", bars(documents)), ("peers", peers(documents)), ("cases", cases(documents))):
         text = fill(text, name, inner)
     page.write_text(text, encoding="utf-8")
     for measure in PLOTS:

@@ -12,7 +12,7 @@ __all__ = ["Concurrency"]
 logger = logging.getLogger("wds_async.control")
 
 _CEILING_BYTES_S = 4e9
-"""More than one process was ever seen to take in (``benchmarks/scenarios/http.py``), so the bound slows no process down."""
+"""More than one process was ever seen to take in (``benchmarks --run http``), so the bound slows no process down."""
 _LEAST = 8
 _LEAST_SHARED = 2
 _EPOCH_S = 5.0
