@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
-BENCHMARKS := importtime planning first resume http https s3 gs az small large store busy memory link faults verify service filters decode loader images \
+BENCHMARKS := importtime planning first resume http https s3 gs az small large store busy memory link faults faults-peers verify service filters decode loader images \
 	images-file shards cache signing listing exact interleave index distributed.map distributed.index distributed.plan
 
 .PHONY: help test test-fast fuzz demo lint format generate bench clean

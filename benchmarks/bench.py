@@ -89,8 +89,8 @@ class Reading:
     peer's own format. ``cpu_s`` is that of all processes, ``children_s`` the part that is not the first one's.
     ``pss_bytes`` is the peak of all processes, ``pss_start_bytes`` what they took once imported, and ``peak_bytes`` the
     growth of the first process (VmHWM): of these the worst turn counts. ``first_s`` is when the first sample or batch
-    was there, and ``connected_s`` when the server had accepted the first connection. ``spread`` has the least and the
-    most."""
+    was there, and ``connected_s`` when the server had accepted the first connection; with ``only_first`` nothing more
+    was read. ``spread`` has the least and the most."""
 
     peer: str
     size_bytes: int
@@ -106,6 +106,7 @@ class Reading:
     processes: int
     wire_bytes: int
     requests: int
+    only_first: bool
     spread: dict[str, tuple[float, float]]
 
     @property
@@ -232,11 +233,12 @@ class Bench:
         repeat: int | None = None,
         before: Callable[[], None] | None = None,
         environment: Mapping[str, str] | None = None,
+        limit_s: float = _TIME_LIMIT_S,
         **job: Any,
     ) -> dict[str, Reading]:
         """Let each row's peer read ``source`` in turn, ``repeat`` times, and return the medians by label of all
-        readings of ``case`` so far. ``before`` is called before each reading. A peer that cannot, or that fails, gets
-        its reason in `absent`."""
+        readings of ``case`` so far. ``before`` is called before each reading. A peer that cannot, that fails, or that
+        takes longer than ``limit_s``, gets its reason in `absent`."""
         turns = repeat or self.repeat
         columns = (TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=self.console, transient=True) as progress:
@@ -247,7 +249,7 @@ class Bench:
                     if before:
                         before()
                     try:
-                        reading = self._read(what, source, {**(environment or {}), **row.environment})
+                        reading = self._read(what, source, {**(environment or {}), **row.environment}, limit_s)
                         self.raw.append({"case": case, "label": row.name, **reading})
                     except PeerFailed as exn:
                         self._leave_out(case, row, f"failed: {exn}", failed=True)
@@ -302,22 +304,24 @@ class Bench:
                 (self.root / datapath.BUCKET / folder.name).symlink_to(folder)
             paths = [str(self.root / name) for name in corpus.names]
             job = {"peer": peer, "task": "make", "urls": paths, "samples": corpus.samples, "folder": str(folder)}
-            with self._process(peer, {}) as process:
+            with self._process(peer, {}, _TIME_LIMIT_S) as process:
                 names = process.ask(job)["names"]
             self._written[key] = [f"{folder.name}/{name}".rstrip("/") for name in names]
         return self._written[key]
 
-    def _process(self, peer: str, environment: Mapping[str, str]) -> _Process:
-        limit = _TIME_LIMIT_S / (10 if self.quick else 1)
+    def _process(self, peer: str, environment: Mapping[str, str], limit_s: float) -> _Process:
+        limit = limit_s / (10 if self.quick else 1)
         environment = {**load_peer(peer).environment, **environment}
         return _Process([interpreter(peer), "-m", "benchmarks.runner"], environment, self.root / "stderr", limit)
 
-    def _read(self, job: dict[str, Any], source: Source, environment: Mapping[str, str]) -> dict[str, Any]:
+    def _read(
+        self, job: dict[str, Any], source: Source, environment: Mapping[str, str], limit_s: float
+    ) -> dict[str, Any]:
         """Return one reading: in a fresh process, with its memory measured from here and its requests from the log."""
         folder = tempfile.mkdtemp(dir=self.root, prefix="cache-")
-        earlier = len(source.server.log()) if source.server else 0
-        with self._process(job["peer"], {**source.environment, **environment}) as process:
+        with self._process(job["peer"], {**source.environment, **environment}, limit_s) as process:
             process.ready({**job, "folder": folder})
+            earlier = len(source.server.log()) if source.server else 0
             with MemorySampler(process.pid) as memory:
                 reading = process.result()
         if reading["samples"] not in ({0, job["samples"]} if not job.get("first") else {reading["samples"]}):
@@ -333,6 +337,7 @@ class Bench:
             "pss_bytes": memory.peak_bytes,
             "pss_start_bytes": memory.start_bytes,
             "processes": memory.processes,
+            "only_first": bool(job.get("first")),
             "connected_s": max(0.0, accepted - reading["began_at"]),
             "wire_bytes": sum(entry["body_bytes"] for entry in wire),
             "requests": len(wire),
@@ -574,6 +579,7 @@ def _median(rows: list[dict[str, Any]], corpus: Corpus) -> Reading:
         processes=max(row["processes"] for row in rows),
         wire_bytes=round(middle("wire_bytes")),
         requests=round(middle("requests")),
+        only_first=rows[0]["only_first"],
         spread={name: spread(name) for name in ("wall_s", "cpu_s", "first_s", "pss_bytes")},
     )
 
@@ -581,26 +587,22 @@ def _median(rows: list[dict[str, Any]], corpus: Corpus) -> Reading:
 def _readings_table(case: str, readings: Mapping[str, Reading], absent: Mapping[str, str]) -> Table:
     table = Table(title=case, title_justify="left", caption_justify="left")
     table.add_column("peer", no_wrap=True)
-    titles = (
-        "MB/s (min..max)",
-        "CPU s/GB (min..max)",
-        "samples/s",
-        "CPU ms/sample",
-        "memory MB",
-        "wire/size",
-        "requests",
-    )
-    for title in titles:
+    for title in (
+        *("MB/s (min..max)", "CPU s/GB (min..max)", "samples/s", "CPU ms/sample", "first ms (after connect)"),
+        *("memory MB", "wire/size", "requests"),
+    ):
         table.add_column(title, justify="right")
     for label, r in readings.items():
         slow, fast = (r.size_bytes / 1e6 / seconds for seconds in reversed(r.spread["wall_s"]))
         least, most = (seconds / (r.size_bytes / 1e9) for seconds in r.spread["cpu_s"])
+        whole, counted = not r.only_first, r.samples and not r.only_first
         table.add_row(
             label,
-            f"{r.mb_s:.0f} ({slow:.0f}..{fast:.0f})",
-            f"{r.cpu_s_per_gb:.2f} ({least:.2f}..{most:.2f})",
-            f"{r.samples_per_s:,.0f}" if r.samples else "",
-            f"{r.cpu_ms_per_sample:.3f}" if r.samples else "",
+            f"{r.mb_s:.0f} ({slow:.0f}..{fast:.0f})" if whole else "",
+            f"{r.cpu_s_per_gb:.2f} ({least:.2f}..{most:.2f})" if whole else "",
+            f"{r.samples_per_s:,.0f}" if counted else "",
+            f"{r.cpu_ms_per_sample:.3f}" if counted else "",
+            f"{1e3 * r.first_s:.0f} ({1e3 * (r.first_s - r.connected_s):.0f})" if r.samples else "",
             f"{r.pss_bytes / 1e6:.0f}",
             f"{r.wire_bytes / r.size_bytes:.3f}" if r.wire_bytes else "",
             f"{r.requests:,}" if r.requests else "",

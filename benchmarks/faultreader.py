@@ -1,4 +1,4 @@
-"""A training's side of ``benchmarks.faults``: reads, compares every sample, and notes how fast it went when.
+"""A training's side of the scenario ``faults``: reads, compares every sample, and notes how fast it went when.
 
 ``python -m benchmarks.faultreader``: a job is a JSON object on standard input, what came of it one on standard output.
 """

@@ -1,4 +1,4 @@
-"""A client of few instructions, for `benchmarks.service`: GETs over kept connections, bodies into one buffer each.
+"""A client of few instructions, for the scenario ``service``: GETs over kept connections, bodies into one buffer each.
 
 ``python -m benchmarks.getter``: a job is a JSON object on standard input (``host``, ``port``, ``paths`` for each of the
 connections, ``seconds`` or one pass), what came of it one on standard output. ``idle`` connections ask for one byte and

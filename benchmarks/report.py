@@ -100,13 +100,14 @@ def cases(documents: Iterable[Document]) -> str:
 
 
 def _reading(name: str, reading: Mapping[str, Any]) -> str:
-    gigabytes, samples = reading["size_bytes"] / 1e9, reading["samples"]
+    gigabytes, whole = reading["size_bytes"] / 1e9, not reading["only_first"]
+    samples = reading["samples"] if whole else 0
     slowest, fastest = (1e3 * gigabytes / wall for wall in reversed(reading["spread"]["wall_s"]))
     least, most = (cpu / gigabytes for cpu in reading["spread"]["cpu_s"])
     return _row(
         f"**{name}**" if name.startswith("wds_async") else name,
-        f"{reading['mb_s']:,.0f} ({slowest:,.0f}..{fastest:,.0f})",
-        f"{reading['cpu_s_per_gb']:.2f} ({least:.2f}..{most:.2f})",
+        f"{reading['mb_s']:,.0f} ({slowest:,.0f}..{fastest:,.0f})" if whole else "",
+        f"{reading['cpu_s_per_gb']:.2f} ({least:.2f}..{most:.2f})" if whole else "",
         f"{samples / reading['wall_s']:,.0f}" if samples else "",
         f"{1e3 * reading['cpu_s'] / samples:.3f}" if samples else "",
         f"{1e3 * reading['first_s']:.0f}" if reading["first_s"] else "",

@@ -1,10 +1,8 @@
-"""The service as a process of its own, for `benchmarks.service`: started, measured from outside, stopped."""
+"""The service as a process of its own, for the scenario ``service``: started and stopped."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,25 +14,11 @@ from typing import Any
 
 from tests.servers.process import free_port
 
-__all__ = ["ServeProcess", "cpu_s", "peak_bytes"]
+__all__ = ["ServeProcess"]
 
 ROOT = Path(__file__).parent.parent
 _START_WITHIN_S = 30.0
 _STOP_WITHIN_S = 40.0
-_TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def cpu_s(pid: int) -> float:
-    """User and system seconds of process ``pid`` so far, all its threads together."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-def peak_bytes(pid: int) -> int:
-    """The peak of its resident memory."""
-    found = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    assert found is not None
-    return int(found[1]) << 10
 
 
 class ServeProcess:

@@ -59,7 +59,13 @@ def test_the_page_is_that_of_the_results(tmp_path: Path) -> None:
 def test_a_table_has_every_peer_or_its_reason() -> None:
     numbers = dict.fromkeys(("mb_s", "cpu_s_per_gb", "wall_s", "cpu_s", "first_s"), 1.5)
     whole = dict.fromkeys(("size_bytes", "samples", "pss_bytes", "wire_bytes", "requests"), 10**9)
-    reading = {"peer": "wds_async", **numbers, **whole, "spread": {"wall_s": (1.0, 2.0), "cpu_s": (1.0, 2.0)}}
+    reading = {
+        "peer": "wds_async",
+        **numbers,
+        **whole,
+        "only_first": False,
+        "spread": {"wall_s": (1.0, 2.0), "cpu_s": (1.0, 2.0)},
+    }
     case, name = next(iter(report.PLOTTED)), "wds_async"
     document = {"benchmark": "http", "options": {"repeat": 5}, "medians": {case: {name: reading}}}
     document["absent"] = {case: {"another": "does not read it"}}

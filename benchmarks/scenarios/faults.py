@@ -30,9 +30,10 @@ from typing import IO, Any
 import crc32c
 from rich.table import Table
 
-from benchmarks.bench import ROOT, Bench, scenario
+from benchmarks.bench import ROOT, Bench, Source, scenario
 from benchmarks.corpus import Corpus, image_like
 from benchmarks.faultserver import KINDS
+from benchmarks.peer import load_peer
 
 __all__ = ["CASES", "main"]
 
@@ -349,3 +350,25 @@ def main(bench: Bench) -> None:
     outage(bench, corpus, sums)
     storm(bench, corpus, sums)
     leaving(bench, corpus)
+
+
+@scenario("faults-peers", shards=32, repeat=3)
+def beside(bench: Bench) -> None:
+    """No, 1 % and 5 % of the requests fail in all ways, from a store-like server: which peers get through, how fast."""
+    corpus = bench.make(image_like, bench.shards, bench.shard_bytes, distinct=False)
+    rows = [row for row in bench.rows(floors=False) if load_peer(row.peer).format == "tar"]
+    kinds, rates = f"kinds {', '.join(KINDS)}", {}
+    for share in (0.0, 0.01, 0.05):
+        with served(bench.root, *_STORE_LIKE, "seed 1", kinds, f"faults {share}") as server:
+            urls = [f"{server.base}/{name}" for name in corpus.names]
+            source = Source(corpus, "http", urls, urls, server.base, {}, None)
+            # Silence is one of the faults, and not every peer has a time limit.
+            results = bench.compare(f"{share:.0%} of the requests fail", source, rows=rows, limit_s=200.0)
+        if "wds_async" in results:
+            rates[share] = results["wds_async"].mb_s
+    bench.failed = False  # that others fail is what is measured
+    if len(rates) == 3:
+        part = rates[0.05] / rates[0.0]
+        bench.bar(
+            "5 % of the requests fail: of the fault-free throughput", "≥ 80 %", 100 * part, part >= _BAR, "{:.0f} %"
+        )

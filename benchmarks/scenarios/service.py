@@ -20,7 +20,8 @@ import click
 from benchmarks import cachepolicy
 from benchmarks.bench import ROOT, Bench, Row, scenario
 from benchmarks.corpus import Corpus, image_like
-from benchmarks.serveproc import ServeProcess, cpu_s, peak_bytes
+from benchmarks.processes import cpu_s, memory_bytes
+from benchmarks.serveproc import ServeProcess
 from tests.servers import Nginx
 
 __all__ = ["main"]
@@ -176,7 +177,7 @@ def _crowd(bench: Bench, corpus: Corpus, origin: Nginx) -> None:
             alone.append(_rate(_get(service.port, _rotated(names), seconds)))
             with _held(service.port, names):
                 among.append(_rate(_get(service.port, _rotated(names), seconds)))
-        memory = peak_bytes(service.pid)
+        memory = memory_bytes(service.pid, "VmHWM")
     share = statistics.median(among) / statistics.median(alone)
     label = f"{_IDLE:,} idle and {_SLOW} slow connections"
     bench.bar(f"{label}: the service's peak memory", "≤ 300 MB", memory / 1e6, memory <= 300e6, "{:.0f} MB")
