@@ -70,13 +70,14 @@ def image_like(
     return _corpus(root, names, per_shard * shards)
 
 
-def tiny(root: Path, shards: int = 8, per_shard: int = 25_000) -> Corpus:
-    """Shards of samples with two fields that are together under 200 bytes."""
+def tiny(root: Path, shards: int = 8, per_shard: int = 25_000, *, distinct: bool = False) -> Corpus:
+    """Shards of samples with two fields that are together under 200 bytes. ``distinct``: each shard has keys of its
+    own; otherwise all are hard links to one."""
 
     def fields(index: int) -> dict[str, bytes]:
         return {"txt": b"a caption of sample %08d, " % index * 4, "cls": b"%d" % (index % 1000)}
 
-    return _alike(root, "tiny", shards, per_shard, fields)
+    return _alike(root, "tiny", shards, per_shard, fields, distinct=distinct)
 
 
 def small_images(root: Path, shards: int, per_shard: int) -> Corpus:
@@ -132,15 +133,25 @@ def pictures(root: Path, shards: int, per_shard: int, images: Sequence[bytes], n
     return _alike(root, name, shards, per_shard, fields)
 
 
-def _alike(root: Path, name: str, shards: int, per_shard: int, fields: Callable[[int], dict[str, bytes]]) -> Corpus:
-    """Shards that are hard links to one: ``fields`` of its samples by number."""
+def _alike(
+    root: Path,
+    name: str,
+    shards: int,
+    per_shard: int,
+    fields: Callable[[int], dict[str, bytes]],
+    *,
+    distinct: bool = False,
+) -> Corpus:
+    """Shards with ``fields`` of their samples by number: hard links to one, or ``distinct``."""
     names = [f"{name}-{n:06d}.tar" for n in range(shards)]
-    with tarfile.open(root / names[0], "w") as archive:
-        for index in range(per_shard):
-            for field, data in fields(index).items():
-                _add(archive, f"{index:08d}.{field}", data)
-    for other in names[1:]:
-        os.link(root / names[0], root / other)
+    for number, path in enumerate(root / n for n in names):
+        if number and not distinct:
+            os.link(root / names[0], path)
+            continue
+        with tarfile.open(path, "w") as archive:
+            for index in range(number * per_shard, (number + 1) * per_shard):
+                for field, data in fields(index).items():
+                    _add(archive, f"{index:08d}.{field}", data)
     return _corpus(root, names, per_shard * shards)
 
 

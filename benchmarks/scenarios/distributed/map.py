@@ -88,13 +88,13 @@ def _measure(bench: Bench, case: str, corpus: Corpus) -> dict[str, dict[str, flo
     }
 
 
-@scenario("distributed.map", shards=96, repeat=3)
+@scenario("distributed.map", shards=192, repeat=3)
 def main(bench: Bench) -> None:
     """A function over every sample, by two processes: ``map_shards`` against a bare loop."""
     (bench.root / "steps.py").write_text(_STEPS)
     corpora: dict[str, Any] = {
         "100 KB samples": image_like(bench.root, bench.shards),
-        "200 B samples": tiny(bench.root, max(2, bench.shards // 8), 2_000 if bench.quick else 25_000),
+        "200 B samples": tiny(bench.root, max(2, bench.shards // 3), 2_000 if bench.quick else 25_000),
     }
     table = Table(title=f"{PROCESSES} processes, read and written on a local disk", title_justify="left")
     for title in ("case", "contender", "MB/s", "wall s", "CPU s"):
