@@ -20,9 +20,9 @@ from wds_async.environment import GIB, KIB, MIB, VERIFY, parse_bytes, schemes, v
 from wds_async.errors import ConfigError
 
 __all__ = [
-    "DEFAULT_BUDGET_BYTES", "MIN_BUDGET_BYTES", "RetryPolicy", "Settings", "TransferConfig", "configure_logging",
-    "default_budget_bytes", "inherit_security", "is_secure", "place_from_env", "proxy_for", "proxy_variable",
-    "rewriting", "security_enforced", "settings", "transfer_config",
+    "DEFAULT_BUDGET_BYTES", "HEDGE_START_BYTES", "MIN_BUDGET_BYTES", "RetryPolicy", "Settings", "TransferConfig",
+    "configure_logging", "default_budget_bytes", "inherit_security", "is_secure", "place_from_env", "proxy_for",
+    "proxy_variable", "rewriting", "security_enforced", "settings", "transfer_config",
 ]  # fmt: skip
 
 
@@ -82,6 +82,7 @@ logger = logging.getLogger("wds_async")
 
 DEFAULT_BUDGET_BYTES = 128 * MIB
 MIN_BUDGET_BYTES = 32 * MIB
+HEDGE_START_BYTES = 16 * MIB
 _HOST_BUDGET_BYTES = 3 * GIB
 
 _inherited_security = False
@@ -207,7 +208,9 @@ class TransferConfig:
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     hedge_share: float = 0.03
     """Bytes that may come twice, of all that are read, because a part was much slower than its peers and was
-    hedged; each origin has 16 MiB more to begin with. 0: none."""
+    hedged. 0: none."""
+    hedge_start_bytes: int = HEDGE_START_BYTES
+    """How many each origin may bring twice beside that, to begin with."""
     verify: str = "auto"
     """Whose checksums are compared: "auto" (CRC-32C where an answer brings it), "always" (all that the store has,
     by a request if need be; a shard's samples come once it was found good) or "never"."""

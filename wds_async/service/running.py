@@ -49,6 +49,9 @@ _BACKLOG, _LOG_EVERY_S = 1024, 10.0
 _TEND_EVERY_S, _DISK_ANSWERS_S, _VANISHED_S = 5.0, 4.0, 15.0
 _WRITERS, _MEMORY_PER_WRITER_BYTES = 4, 8 << 20  # so that writes which hang leave three quarters of the memory
 _GIB = 1 << 30
+_HEDGE_SHARE_OF_MEMBERS = 0.01
+"""Of the bytes that a member of a cluster reads: all members read the store at once, and what they share is that each
+byte is read once. A connection that is silent is replaced all the same."""
 Factory = Callable[[], asyncio.BaseProtocol]
 
 
@@ -209,8 +212,9 @@ class Service:
         call, peers = threads.call, await self._peers(threads, ends)
         cost_limit = ServiceCostLimit(traffic, self._prices, **_cost_limit(config))
         allowed = Allowed(config, call=call)
+        hedges = {"hedge_share": _HEDGE_SHARE_OF_MEMBERS, "hedge_start_bytes": 0} if peers else {}
         fetcher = RangeFetcher(
-            transfer_config(**{"connections": config.connections, **self._transfer}),
+            transfer_config(**{"connections": config.connections, **hedges, **self._transfer}),
             memory_bytes=config.memory_bytes - (config.memory_bytes // MEMORY_SHARE if peers else 0),
             traffic=traffic,
             limits=OriginLimits(

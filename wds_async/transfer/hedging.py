@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from wds_async.config import TransferConfig
+from wds_async.config import HEDGE_START_BYTES, TransferConfig
 from wds_async.redact import redact
 from wds_async.transfer.connection import Connection, ConnectionBroken, Head, Origin
 from wds_async.transfer.connection_pool import ConnectionPool
@@ -47,7 +47,7 @@ _PACED_BYTES = 256 << 10
 """Fewer bytes do not show a connection's pace."""
 _MIN_HEDGES, _HEDGED_SHARE = 4, 8
 """Hedges at once: four, or an eighth of the parts in flight. Where more are late, it is the store that is slow."""
-_INITIAL_TOKENS, _MAX_TOKENS = 16 << 20, 32 << 20
+_MAX_TOKENS = 32 << 20
 _MIN_COST_SHARE = 8
 """A hedge costs at least this part of the bytes it requests: that bounds the requests too."""
 _MAX_FAILURES = 3
@@ -101,8 +101,8 @@ class TypicalLatency(NamedTuple):
 class OriginHistory:
     """Recent latencies of one origin, and the token bucket of its hedges; one for the life of the process."""
 
-    def __init__(self) -> None:
-        self.tokens = float(_INITIAL_TOKENS)
+    def __init__(self, tokens: int = HEDGE_START_BYTES) -> None:
+        self.tokens = float(tokens)
         """Bytes that hedges may still bring twice; never more than 32 MiB."""
         self.paused_until = -math.inf
         self._failures = 0
@@ -160,14 +160,14 @@ class OriginHistory:
 _histories: dict[Origin, OriginHistory] = {}
 
 
-def history_of(origin: Origin) -> OriginHistory:
-    """Return the history of ``origin`` in this process; those of the last 256 origins are kept. A forked child starts
-    anew."""
+def history_of(origin: Origin, tokens: int = HEDGE_START_BYTES) -> OriginHistory:
+    """Return the history of ``origin`` in this process, a new one with ``tokens``; those of the last 256 origins are
+    kept. A forked child starts anew."""
     history = _histories.get(origin)
     if history is None:
         for oldest in list(_histories)[: len(_histories) + 1 - _MAX_ORIGINS]:
             _histories.pop(oldest, None)
-        history = _histories.setdefault(origin, OriginHistory())
+        history = _histories.setdefault(origin, OriginHistory(tokens))
     return history
 
 
@@ -287,7 +287,7 @@ class HedgingController:
 
     def started(self, request: PartRequest, connection: Connection, now: float) -> None:
         """Watch a request that is sent over ``connection``."""
-        self._in_flight[request] = connection, history_of(request.origin)
+        self._in_flight[request] = connection, history_of(request.origin, self._config.hedge_start_bytes)
         if self._timer is None:
             self._schedule(now + _MIN_DELAY_S)
 
@@ -301,7 +301,7 @@ class HedgingController:
     def succeeded(self, request: PartRequest, connection: Connection, now: float) -> None:
         """Count the latency of a request that was answered well, and whole."""
         head_s, body_s = request.headed_at - request.sent_at, now - request.headed_at
-        history = history_of(request.origin)
+        history = history_of(request.origin, self._config.hedge_start_bytes)
         history.add_tokens(self._config.hedge_share * connection.received)
         if request.waited:  # for memory, which says nothing of the server
             return
