@@ -279,7 +279,10 @@ class Bench:
             if peer.floor:
                 scheme, urls = source.plain_scheme, source.plain_urls
             wanted = "samples" if peer.floor else task
-            reason = peer.refusal(wanted, scheme) or absence(row.peer)
+            reason = peer.refusal(wanted, scheme)
+            if peer.floor and reason:
+                continue  # the floor of another scheme
+            reason = reason or absence(row.peer)
             if reason is None and peer.make is not None:
                 step = progress.add_task(f"{case}: {row.name} writes its own format")
                 try:
@@ -318,8 +321,10 @@ class Bench:
         self, job: dict[str, Any], source: Source, environment: Mapping[str, str], limit_s: float
     ) -> dict[str, Any]:
         """Return one reading: in a fresh process, with its memory measured from here and its requests from the log."""
-        folder = tempfile.mkdtemp(dir=self.root, prefix="cache-")
-        with self._process(job["peer"], {**source.environment, **environment}, limit_s) as process:
+        with (
+            tempfile.TemporaryDirectory(dir=self.root, prefix="cache-", ignore_cleanup_errors=True) as folder,
+            self._process(job["peer"], {**source.environment, **environment}, limit_s) as process,
+        ):
             process.ready({**job, "folder": folder})
             earlier = len(source.server.log()) if source.server else 0
             with MemorySampler(process.pid) as memory:

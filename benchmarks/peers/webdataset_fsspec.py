@@ -21,9 +21,10 @@ def _over_fsspec(task: Task) -> Task:
         import webdataset as wds
 
         def opened(url: str, mode: str, bufsize: int, **kwargs: Any) -> Any:
+            filesystem, _ = fsspec.core.url_to_fs(url)  # a new one in each worker: they do not live through a fork
             return filesystem.open(url, "rb", block_size=_BLOCK_BYTES)
 
-        filesystem, _ = fsspec.core.url_to_fs(job.urls[0])
+        fsspec.get_filesystem_class(job.urls[0].partition(":")[0])  # imports what it needs, before the clock starts
         wds.gopen_schemes.update(dict.fromkeys(_SCHEMES, opened))
         return task(job)
 
