@@ -161,7 +161,7 @@ class Bench:
     peers: tuple[str, ...] | None
     only: tuple[str, ...]
     root: Path
-    console: Console = field(default_factory=lambda: Console(width=max(140, Console().width)))
+    console: Console = field(default_factory=lambda: Console(width=max(160, Console().width)))
     raw: list[dict[str, Any]] = field(default_factory=list)
     readings: dict[str, dict[str, Reading]] = field(default_factory=dict)
     absent: dict[str, dict[str, str]] = field(default_factory=dict)
