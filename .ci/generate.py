@@ -73,9 +73,12 @@ def definition(function: Any) -> ast.FunctionDef:
     return node
 
 
+_STATE = ("state", "__state__")
+
+
 def without_state(signature: ast.arguments) -> ast.arguments:
     """Return ``signature`` without the argument that pipelines give: what the stage holds between two items."""
-    kept = [pair for pair in zip(signature.kwonlyargs, signature.kw_defaults, strict=True) if pair[0].arg != "state"]
+    kept = [pair for pair in zip(signature.kwonlyargs, signature.kw_defaults, strict=True) if pair[0].arg not in _STATE]
     signature.kwonlyargs, signature.kw_defaults = [list(column) for column in zip(*kept, strict=True)] or ([], [])
     return signature
 

@@ -34,7 +34,7 @@ SPECS = (
 
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("_version", "errors", "packages", "arguments", "logs", "environment", "config", "handlers", *SPECS),
-    ("urls", "world", "redact", "rewrite", "background", "tracebacks"),
+    ("urls", "world", "redact", "rewrite", "ahead", "background", "batch_memory", "tracebacks"),
     ("storage", "storage.*"),
     ("transfer", "transfer.*"),
     ("shardcache", "shardcache.*"),

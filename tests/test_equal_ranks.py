@@ -31,7 +31,9 @@ CELLS: list[tuple[int, dict[str, Any]]] = [
     (0, {"equal": "repeat"}),
     (1, {"equal": "repeat", "split": "bytes"}),
     (2, {"steps": 7, "split": "bytes"}),
+    (-2, {"equal": "drop"}),
 ]
+"""Numbers of workers, negative ones of threads, and arguments of the dataset."""
 RANK = """
 import json, sys
 import torch, torch.distributed as dist
@@ -43,7 +45,7 @@ model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1, 1))
 for workers, kw in cells:
     dataset = wds.WebDataset(f"{folder}/{{0..2}}.tar", shardshuffle=3, seed=1, empty_check=False, **kw)
     keys = dataset.map(lambda sample: sample["__key__"]).batched(4, collation_fn=list)
-    loader = wds.WebLoader(keys, batch_size=None, num_workers=workers)
+    loader = wds.WebLoader(keys, batch_size=None, num_workers=max(0, workers), threads=max(0, -workers))
     epochs = []
     for epoch in range(2):
         steps = []

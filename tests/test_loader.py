@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import wds_async as wds
-from tests.servers import make_shard
+from tests.servers import Origin, make_shard
 from wds_async.dataset import WebDataset
-from wds_async.errors import ReaderClosed
+from wds_async.errors import ConfigError, ReaderClosed
 from wds_async.loader import WebLoader
 from wds_async.pipeline import DataPipeline
 from wds_async.shardlists import ResampledShards
@@ -197,6 +198,95 @@ def test_a_closed_loader_says_so_at_once(spec: str) -> None:
     loader.close()
     with pytest.raises(ReaderClosed):
         iter(loader)
+
+
+# -- threads --------------------------------------------------------------------------------------------------------
+
+
+def fails_at(key: str) -> Any:
+    def f(sample: dict[str, Any]) -> dict[str, Any]:
+        if sample["__key__"] == key:
+            raise ZeroDivisionError(key)
+        return sample
+
+    return f
+
+
+def test_threads_give_the_stream_of_no_workers(spec: str) -> None:
+    def loader(**kw: Any) -> WebLoader:
+        samples = WebDataset(spec, shardshuffle=8, seed=3).shuffle(20, seed=4).decode().map(dict)
+        arrays = samples.map_dict(bin=lambda data: np.frombuffer(data, np.uint8) + 1).to_tuple("__key__", "bin")
+        return WebLoader(arrays.batched(7), batch_size=None, **kw)
+
+    threads, without = loader(threads=3), loader()
+    for _ in range(2):
+        batches, expected = list(threads), list(without)
+        assert [keys for keys, _ in batches] == [keys for keys, _ in expected]
+        assert all((ones == 1).all() for _, ones in batches)  # held all at once, in memory that is used again
+    assert threads.statistics().samples == 2 * SHARDS * PER_SHARD
+
+
+def test_functions_run_on_so_many_threads_at_once(spec: str) -> None:
+    together = threading.Barrier(3)
+    names: set[str] = set()
+
+    def f(sample: Any) -> str:
+        if sample["__key__"].startswith("0/"):
+            together.wait(20)
+            names.add(threading.current_thread().name)
+        return key_of(sample)
+
+    keys = WebDataset(spec, shardshuffle=False).slice(9).map(f)
+    assert len(list(WebLoader(keys, batch_size=9, threads=3))) == 1
+    assert len(names) == 3
+
+
+def test_an_error_on_a_thread_comes_at_its_place(spec: str) -> None:
+    samples = WebDataset(spec, shardshuffle=False).map(fails_at("2/4")).map(key_of)
+    items = iter(WebLoader(samples, batch_size=None, threads=2))
+    assert list(itertools.islice(items, 24)) == [f"{n // 10}/{n % 10}" for n in range(24)]
+    with pytest.raises(ZeroDivisionError) as caught:
+        next(items)
+    assert any("2/4" in note for note in caught.value.__notes__)
+    with pytest.raises(StopIteration):
+        next(items)
+    ignoring = WebDataset(spec, shardshuffle=False).map(fails_at("2/4"), handler=wds.ignore_and_continue)
+    assert len(list(WebLoader(ignoring, batch_size=None, threads=2))) == SHARDS * PER_SHARD - 1
+
+
+@pytest.mark.parametrize("how", ["closed", "dropped", "not begun", "in a function"])
+def test_threads_end_where_the_loader_is_left(how: str, origin: Origin, shards: Any) -> None:
+    """While one waits for bytes that do not come, or for the functions of the others."""
+    first, second = shards(2, 5)
+    urls = [origin.add(path.name, path.read_bytes()) for path in (first, second)]
+    origin.behave(path="*000001.tar", stall_after=0)
+    before = set(threading.enumerate())
+    running, goes_on = threading.Event(), threading.Event()
+
+    def f(sample: Any) -> str:
+        if how == "in a function" and sample["__key__"].endswith("3"):
+            running.set()
+            assert goes_on.wait(20)
+        return key_of(sample)
+
+    items: Any = iter(WebLoader(WebDataset(urls, shardshuffle=False).map(f), batch_size=None, threads=2))
+    if how != "not begun":
+        next(items)
+        next(items)
+    if how == "in a function":
+        assert running.wait(20)
+        threading.Timer(0.2, goes_on.set).start()
+    else:
+        origin.wait_until(lambda server: any(path.path.endswith("1.tar") for path in server.requests))
+    if how == "closed":
+        items.close()
+    del items
+    assert [thread.name for thread in set(threading.enumerate()) - before if thread.name == "wds-async-ahead"] == []
+
+
+def test_threads_and_workers_at_once_are_refused(spec: str) -> None:
+    with pytest.raises(ConfigError, match="give one of them"):
+        WebLoader(WebDataset(spec), batch_size=None, num_workers=1, threads=1)
 
 
 # -- set_epoch ------------------------------------------------------------------------------------------------------

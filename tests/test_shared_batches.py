@@ -16,7 +16,9 @@ import numpy as np
 import pytest
 
 from tests.contract.common import same
-from wds_async import shared_batches
+from wds_async import batch_memory, shared_batches
+from wds_async.filters.batch import default_collation_fn
+from wds_async.fluid import FluidWrapper
 from wds_async.loader import WebLoader
 from wds_async.pipeline import DataPipeline
 from wds_async.shardlists import split_by_worker
@@ -79,7 +81,7 @@ def test_arrays_can_be_written_to() -> None:
 
 def taken() -> int:
     gc.collect()
-    return sum(slot.memory[0] for slot in shared_batches._slots)
+    return sum(slot.memory[0] for slot in shared_batches.memory_of_process().slots)
 
 
 def test_a_slot_is_free_when_the_last_view_of_it_has_gone() -> None:
@@ -93,10 +95,10 @@ def test_a_slot_is_free_when_the_last_view_of_it_has_gone() -> None:
     assert taken() == before + 1
     del part
     assert taken() == before
-    slots = len(shared_batches._slots)
+    slots = len(shared_batches.memory_of_process().slots)
     for i in range(20):
         assert through(np.full(50_000, i))[0] == i
-    assert len(shared_batches._slots) == slots
+    assert len(shared_batches.memory_of_process().slots) == slots
 
 
 def test_batches_that_are_held_keep_their_values_when_slots_run_out() -> None:
@@ -133,6 +135,43 @@ def make_batches(source: Any) -> Iterator[Any]:
     """At module level, so that spawned workers can import it."""
     for i in source:
         yield {"x": np.full(40_000, i), "data": bytes([i]) * 90_000, "i": i}
+
+
+def numbered(sample: int) -> Any:
+    return np.full(30_000, sample), torch.full((40_000,), sample), sample, b"%d" % sample * 9000
+
+
+@pytest.mark.parametrize("last", ["batches", "batches that stay", "batches in any order"])
+def test_batches_are_made_in_slots_and_the_program_may_change_them(last: str) -> None:
+    dataset = FluidWrapper(range(96)).map(numbered).batched(4)
+    if last == "batches that stay":
+        dataset = dataset.mcached()
+    if last == "batches in any order":
+        dataset = dataset.shuffle(10, initial=5, seed=1)
+    found, held = [], []
+    for batch in WebLoader(dataset.repeat(2), batch_size=None, num_workers=1):
+        arrays, tensors, numbers, data = batch
+        found.append(sorted({*arrays[:, 7].tolist(), *tensors[:, 7].tolist(), *numbers.tolist()}))
+        assert data == [b"%d" % number * 9000 for number in numbers]
+        arrays[:] = -1
+        tensors[:] = -1
+        held.append(arrays)
+        del held[:-12]  # more than there are slots
+    assert all((array == -1).all() for array in held)
+    assert sorted(found) == sorted([list(range(n, n + 4)) for n in range(0, 96, 4)] * 2)
+
+
+def test_a_batch_is_made_in_the_slot_that_it_is_sent_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = shared_batches.memory_of_process()
+    monkeypatch.setattr(batch_memory._here, "memory", memory, raising=False)
+    values = [np.full(50_000, n) for n in range(3)]
+    for _ in range(3):
+        batch = default_collation_fn([(value, torch.from_numpy(value), b"x" * 70_000) for value in values])
+        packed = shared_batches.pack(batch)
+        slot = next(slot for slot in memory.slots if slot.token == packed.token)
+        assert same(pickle.loads(pickle.dumps(packed)), batch)
+    assert slot.place_of(memoryview(batch[0]).cast("B")) is not None
+    assert slot.place_of(memoryview(batch[1].numpy()).cast("B")) is not None
 
 
 def test_the_programs_collate_fn_is_kept_and_the_variable_turns_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,7 +226,7 @@ def test_without_memory_for_a_slot_batches_go_through_the_queue(monkeypatch: pyt
     def refuse(*_: Any) -> None:
         raise OSError(12, "no memory")
 
-    monkeypatch.setattr(shared_batches, "_slots", [])
+    monkeypatch.setattr(shared_batches, "_memory", None)
     monkeypatch.setattr(os, "ftruncate", refuse)
     descriptors = len(os.listdir("/proc/self/fd"))
     assert same(through(BATCHES["bytes"]), BATCHES["bytes"])

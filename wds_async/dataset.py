@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any
 
-from wds_async import config, lengths, world
+from wds_async import ahead, config, lengths, world
 from wds_async.arguments import check_size
 from wds_async.checkpoint.states import Counted
 from wds_async.environment import warn_of_unknown_variables
@@ -286,7 +286,8 @@ class WebDataset(DataPipeline, FluidInterface):
     def _run_once(self, iteration: Any) -> Iterator[Any]:
         """Run the stages once; with ``equal`` to as many items as other ranks get."""
         start, equal = functools.partial(self._begun, iteration), self.equal_steps
-        if equal is None or (equal.steps is None and self._steps_by_loader and world.torch_worker() is not None):
+        by_loader = self._steps_by_loader and (world.torch_worker() is not None or ahead.is_ahead())
+        if equal is None or (equal.steps is None and by_loader):
             return start()
         if equal.steps is None and world.torch_worker() is not None and world.place().world_size > 1:
             raise ConfigError(

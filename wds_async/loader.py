@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
 import os
 import sys
 import threading
@@ -13,7 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
-from wds_async import config, lengths, shared_batches, world
+from wds_async import batch_memory, config, lengths, shared_batches, world
+from wds_async.ahead import Ahead
+from wds_async.arguments import check_size
 from wds_async.checkpoint.states import (
     StageState,
     WorkerState,
@@ -24,10 +27,11 @@ from wds_async.checkpoint.states import (
 )
 from wds_async.equalsteps import in_step
 from wds_async.errors import ConfigError, MissingExtra, StateError
+from wds_async.filters.threads import shared_threads
 from wds_async.fluid import FluidInterface
 from wds_async.misuse import warn_of_batches_twice, warn_of_uneven_ranks
 from wds_async.pipeline import DataPipeline, epochs_of
-from wds_async.shared_batches import DeliveredBatch
+from wds_async.shared_batches import BatchMemory, DeliveredBatch, StateSaver
 from wds_async.transfer.stats import Board, Counters
 
 if TYPE_CHECKING:
@@ -51,20 +55,34 @@ class WebLoader(DataPipeline, FluidInterface):
     is reused, not through torch's queue; ``WDS_HANDOVER=0`` disables this. They are views of that memory, which stays
     in use as long as a view exists.
 
-    `state_dict` counts the batches that came out of the loader: those that workers have prepared are made again. With
-    persistent workers, `load_state_dict` must be called before the first iteration.
+    ``threads=n``, in place of ``num_workers``, makes the batches in this process, with no hand-over: one thread reads,
+    shuffles and batches, up to ``prefetch_factor`` (2) batches ahead, and the functions of `decode`, `map`, `map_dict`
+    and `map_tuple` run on n others, the order of the samples kept. It pays where these release the GIL, as decoders of
+    images do. The stream is that of ``num_workers=0``. Functions must be safe to call from several threads at once;
+    those that draw from the program's random generators draw in no fixed order.
+
+    `state_dict` counts the batches that came out of the loader: those that workers or threads have prepared are made
+    again. With persistent workers, `load_state_dict` must be called before the first iteration.
 
     ``len`` is the number given to `with_length`, or to `with_epoch`, or the DataLoader's own length if no stage follows
     it (for which its dataset needs a length); otherwise TypeError is raised. Raises MissingExtra if torch is not
-    installed.
+    installed, and ConfigError for threads and workers at once.
     """
 
-    def __init__(self, *args: Any, **kw: Any) -> None:
+    def __init__(self, *args: Any, threads: int = 0, **kw: Any) -> None:
+        self._threads = check_size("WebLoader", "threads", threads, at_least=0)
+        prefetch = kw.pop("prefetch_factor", None) if self._threads else None
+        self._prefetch = check_size("WebLoader", "prefetch_factor", 2 if prefetch is None else prefetch, at_least=1)
         try:
             from torch.utils.data import DataLoader  # noqa: PLC0415 (seconds, paid by those who load)
         except ModuleNotFoundError as exn:
             raise MissingExtra('WebLoader needs torch: pip install "wds-async[torch]"') from exn
         loader = DataLoader(*args, **kw)
+        if loader.num_workers and self._threads:
+            raise ConfigError(
+                f"threads={threads} and num_workers={loader.num_workers}: give one of them; within workers, "
+                "decode(…, threads=n) and map(f, threads=n) have threads of their own"
+            )
         if loader.num_workers:
             shared = config.settings().handover and shared_batches.possible()
             loader.collate_fn = shared_batches.Handover(loader.collate_fn, shared)
@@ -155,7 +173,7 @@ class WebLoader(DataPipeline, FluidInterface):
 
         loader = self.pipeline[0]
         other = copy.copy(self)
-        other._loaded = None
+        other._loaded, other._threads = None, 0
         other.pipeline = [
             LocalWorkers(loader, loader.dataset.detached()),
             *DataPipeline(*self.pipeline[1:]).detached().pipeline,
@@ -194,7 +212,7 @@ class WebLoader(DataPipeline, FluidInterface):
         """Return whether this loader compares what its workers have with other ranks."""
         loader = self.pipeline[0]
         equal = getattr(loader.dataset, "equal_steps", None)
-        return equal is not None and equal.steps is None and loader.num_workers > 0
+        return equal is not None and equal.steps is None and (loader.num_workers > 0 or self._threads > 0)
 
     def _rewind(self) -> None:
         """Make the next run of the workers that of the same epoch."""
@@ -204,10 +222,11 @@ class WebLoader(DataPipeline, FluidInterface):
     def declared(self) -> list[Declared]:
         first, *rest = super().declared()
         loader = self.pipeline[0]
+        stage = _LoaderStage(loader, self._threads, self._prefetch)
         if isinstance(loader.dataset, DataPipeline):
-            first = replace(first, stage=_LoaderStage(loader), state=LoaderState)
+            first = replace(first, stage=stage, state=LoaderState)
         else:
-            first = replace(first, stage=_LoaderStage(loader))
+            first = replace(first, stage=stage)
         return [first, *rest]
 
     def _sources(self) -> list[Any]:
@@ -362,7 +381,7 @@ class LoaderState(StageState):
             if isinstance(worker.state, StateError):
                 raise worker.state
         saved = [{"state": worker.state, "behind": worker.behind, "ended": worker.ended} for worker in workers]
-        facts = {"workers": len(self._workers), "next": self._next, "batch_size": self._loader.batch_size or 1}
+        facts = {"workers": self._loader.num_workers, "next": self._next, "batch_size": self._loader.batch_size or 1}
         return {"nested": saved, **facts, "seed": pack_bytes(self._seed)}
 
     def load(self, saved: dict[str, Any]) -> None:
@@ -375,15 +394,17 @@ class LoaderState(StageState):
         nested = [state_at_start(stage.loader.dataset, worker["state"]) for worker in saved["nested"]]
         return {**saved, "nested": [{"state": state, "behind": 0, "ended": False} for state in nested], "next": 0}
 
-    def open(self, loader: Any) -> Iterator[Any]:
-        """Return the iterator of ``loader``, whose workers go on where they were."""
+    def open(self, loader: Any, *, ahead: bool = False) -> Iterator[Any]:
+        """Return the iterator of ``loader``, whose workers go on where they were. ``ahead``: its batches are made ahead
+        of those that `take` counts."""
         import torch  # noqa: PLC0415 (it is there: so is the loader)
 
         self._loader, saved, self._saved = loader, self._saved, None
+        counted = loader.num_workers or int(ahead)
         if saved is None:
             self._seed = torch.get_rng_state().numpy().tobytes()
-            if loader.num_workers:
-                self._workers = [_state_at_start(loader.dataset)] * loader.num_workers
+            if counted:
+                self._workers = [_state_at_start(loader.dataset)] * counted
             return iter(loader)
         if saved["workers"] != loader.num_workers:
             raise StateError(
@@ -395,24 +416,31 @@ class LoaderState(StageState):
                 f"the state is of a loader with batch_size={saved['batch_size']}, and this one has {loader.batch_size}"
             )
         workers = [WorkerState(**one) for one in saved["nested"]]
-        self._workers, self._next = (workers if loader.num_workers else []), saved["next"]
+        behind = 0
+        if counted:
+            self._workers, self._next = workers, saved["next"]
+        else:  # batches that threads had made ahead
+            behind, workers = workers[0].behind, [replace(workers[0], behind=0)]
         self._seed, now = unpack_bytes(saved["seed"]), torch.get_rng_state()
-        loader.dataset.go_on_in_workers(WorkerStates(list(workers), self._next, loader.batch_size or 1))
+        loader.dataset.go_on_in_workers(WorkerStates(list(workers), saved["next"], loader.batch_size or 1))
         # The seed of the workers is drawn again, and what was drawn behind it is not.
         torch.set_rng_state(torch.frombuffer(bytearray(self._seed), dtype=torch.uint8))
         try:
-            return iter(loader)
+            batches: Iterator[Any] = iter(loader)
         finally:
             if loader.num_workers or "random" not in workers[0].state:  # else the dataset has set it
                 torch.set_rng_state(now)
             if loader.num_workers:
                 loader.dataset.go_on_in_workers(None)
+        for _ in itertools.islice(batches, behind):
+            pass
+        return batches
 
     def take(self, delivery: DeliveredBatch) -> Any:
         """Count the batch of ``delivery``, and return it."""
         before, state = self._workers[delivery.worker], delivery.state
         self._workers[delivery.worker] = state or replace(before, behind=before.behind + 1)
-        self._next = (delivery.worker + 1) % self._loader.num_workers
+        self._next = (delivery.worker + 1) % len(self._workers)
         if self.log is not None:
             self.log.append(delivery.worker)
         return delivery.batch
@@ -442,22 +470,41 @@ class _LoaderStage:
     """A DataLoader as the first stage. Where its iterator is left early, workers that have not ended within a second
     (they wait for bytes, or are in the user's function) are terminated; torch gives each 5 s."""
 
-    def __init__(self, loader: Any, state: LoaderState | None = None) -> None:
+    def __init__(self, loader: Any, threads: int, prefetch: int, state: LoaderState | None = None) -> None:
         self.loader = loader
+        self._threads = threads
+        self._prefetch = prefetch
         self._state = state or LoaderState()
 
     def with_state(self, state: LoaderState) -> _LoaderStage:
         """Return this stage, which counts its batches in ``state``."""
-        return _LoaderStage(self.loader, state)
+        return _LoaderStage(self.loader, self._threads, self._prefetch, state)
 
     def run(self) -> Iterator[Any]:
-        """Start the workers, and return their batches."""
+        """Start the workers or threads, and return their batches."""
+        counters = _counters_of(self.loader.dataset)
+        if self._threads:
+            return _Timed(Ahead(self._made_here, self._prefetch, shared_threads(self._threads)), counters, self._state)
         output = self._state.open(self.loader)
         if not self.loader.num_workers:
             return output
         workers = getattr(output, "_workers", ())
-        timed = _Timed(output, _counters_of(self.loader.dataset), self._state)
+        timed = _Timed(output, counters, self._state)
         return timed if self.loader.persistent_workers else _left_soon(timed, workers)
+
+    def _made_here(self) -> Iterator[DeliveredBatch]:
+        """Return the batches with the state behind them, now and then."""
+        memory = BatchMemory(shared=False)
+        batch_memory.use(memory)
+        batches = self._state.open(self.loader, ahead=True)
+        return _delivered(batches, StateSaver(self.loader.dataset), memory)
+
+
+def _delivered(batches: Iterator[Any], saver: StateSaver, memory: BatchMemory) -> Iterator[DeliveredBatch]:
+    for batch in batches:
+        memory.end_batch()
+        yield DeliveredBatch(batch, 0, saver.state())
+        del batch  # its memory is used again when the program lets go of it
 
 
 class _Timed(Iterator[Any]):

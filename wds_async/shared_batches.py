@@ -8,26 +8,41 @@ them has gone; bytes are copied out.
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import functools
 import io
-import itertools
 import mmap
 import os
 import pickle
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
 
-from wds_async import packages, world
+from wds_async import batch_memory, packages, world
 from wds_async.checkpoint.states import NO_BATCH, WorkerState
 from wds_async.errors import StateError
+from wds_async.stages import traits_of
 
-__all__ = ["DeliveredBatch", "Handover", "Packed", "abandon", "joined", "pack", "possible", "split", "sweep"]
+__all__ = [
+    "BatchMemory",
+    "DeliveredBatch",
+    "Handover",
+    "Packed",
+    "StateSaver",
+    "abandon",
+    "joined",
+    "memory_of_process",
+    "pack",
+    "possible",
+    "split",
+    "sweep",
+]
 
 _BUFFER_BYTES = 4096  # smaller values go through the queue: finding them costs more than sending them
 _BATCH_BYTES = 65536  # so do batches whose large buffers are together smaller than this
@@ -37,6 +52,7 @@ _FREE, _TAKEN = 0, 1
 _NUMBER = slice(8, 16)
 # All pages at once take half of the time that they take one by one, when they are first written to.
 _FLAGS = getattr(mmap, "MAP_SHARED", 0) | getattr(mmap, "MAP_POPULATE", 0)
+_PRIVATE_FLAGS = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0) | getattr(mmap, "MAP_POPULATE", 0)
 _KEPT_BYTES = 24 << 20
 
 Token = tuple[int, int, int, int]
@@ -73,7 +89,9 @@ class Handover:
         if data is NO_BATCH or (isinstance(data, list) and data and data[0] is NO_BATCH):
             return DeliveredBatch(None, worker[0], empty=True)
         batch = self.collate_fn(data)
-        return DeliveredBatch(pack(batch) if self.shared else batch, worker[0], _saver.state())
+        if self.shared and _begins_in_slots():
+            batch_memory.use(memory_of_process())  # from the next batch on
+        return DeliveredBatch(pack(batch) if self.shared else batch, worker[0], _saver().state())
 
 
 @dataclass
@@ -91,17 +109,17 @@ class DeliveredBatch:
         return DeliveredBatch(pin_memory(self.batch, device), self.worker, self.state, self.empty)
 
 
-class _Saver:
-    """Saves the state of a worker's dataset so rarely that it takes at most 0.5 % of the time."""
+class StateSaver:
+    """Saves the state of a worker's ``dataset`` so rarely that it takes at most 0.5 % of the time."""
 
-    def __init__(self) -> None:
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
         self._due_at = 0.0
         self._iteration: Any = None
 
     def state(self) -> Any:
         """Return the worker's state, or None where it is not yet due."""
-        dataset = packages.loaded("torch.utils.data").get_worker_info().dataset
-        began = time.monotonic()
+        dataset, began = self._dataset, time.monotonic()
         if not hasattr(dataset, "go_on_in_workers"):
             return None
         ended = not dataset.is_iterated
@@ -118,63 +136,167 @@ class _Saver:
 
 
 _SAVE_EVERY = 200
-_saver = _Saver()
+
+
+def _dataset_of_worker() -> Any:
+    return packages.loaded("torch.utils.data").get_worker_info().dataset
+
+
+@functools.cache
+def _saver() -> StateSaver:
+    """Return the saver of this DataLoader worker."""
+    return StateSaver(_dataset_of_worker())
+
+
+@functools.cache
+def _begins_in_slots() -> bool:
+    """Return whether this worker makes arrays of batches in slots, which the program may then change: where `batched`
+    is the last stage, so that no other one keeps a batch to give it again."""
+    dataset = _dataset_of_worker()
+    stages = getattr(dataset, "pipeline", None)
+    traits = traits_of(stages[-1]) if stages else None
+    return traits is not None and traits.batches is not None and getattr(dataset, "equal_steps", None) is None
 
 
 # ------------------------------------------------------------------ in the worker
 
 
 class _Slot:
-    """A block of shared memory. Its first byte says whether it is taken; the worker sets it, the parent clears it.
-    Bytes 8 to 15 are its number."""
+    """A block of memory, which other processes can map if it is ``shared``. Its first byte says whether it is taken;
+    the worker sets it, the parent clears it. Bytes 8 to 15 are its number."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, shared: bool) -> None:
         self.size = size
-        self.fd = os.memfd_create("wds-async-handover")
+        self.fd = os.memfd_create("wds-async-handover") if shared else -1
         try:
-            os.ftruncate(self.fd, size)
-            self.memory = mmap.mmap(self.fd, size, flags=_FLAGS)
+            if shared:
+                os.ftruncate(self.fd, size)
+            self.memory = mmap.mmap(self.fd, size, flags=_FLAGS if shared else _PRIVATE_FLAGS)
         except OSError:
-            os.close(self.fd)
+            if shared:
+                os.close(self.fd)
             raise
         number = os.urandom(8)
         self.memory[_NUMBER] = number
         self.token: Token = (os.getpid(), self.fd, int.from_bytes(number, "little"), size)
+        self.address = np.frombuffer(self.memory, np.uint8).ctypes.data
+        self._lease: weakref.ref[Any] | None = None
+
+    def is_free(self) -> bool:
+        """Return whether neither the parent has it nor an array of this process is in it."""
+        return self.memory[0] == _FREE and (self._lease is None or self._lease() is None)
+
+    def lease(self) -> Any:
+        """Return its bytes as an array: the slot is in use as long as that exists, or a view of it."""
+        lease = np.frombuffer(self.memory, np.uint8)
+        self._lease = weakref.ref(lease)
+        return lease
+
+    def place_of(self, raw: memoryview) -> int | None:
+        """Return where ``raw`` begins in this slot; None if it is elsewhere."""
+        start = np.frombuffer(raw, np.uint8).ctypes.data - self.address if raw.nbytes else -1
+        return start if 0 <= start < self.size else None
 
     def close(self) -> None:
-        """Give it up; the parent keeps what it has mapped."""
-        self.memory.close()
-        os.close(self.fd)
+        """Give it up; the parent keeps what it has mapped, and an array what it is in."""
+        with contextlib.suppress(BufferError):
+            self.memory.close()
+        if self.fd >= 0:
+            os.close(self.fd)
 
 
-_slots: list[_Slot] = []
-_owner = 0
+class BatchMemory:
+    """Slots for the batches that this process makes, which are used again. A batch's large arrays are made in a slot,
+    which has room for as much as the batch before (`batch_memory.empty`)."""
 
-
-def _take(size: int, most: int) -> _Slot | None:
-    """Return a free slot of at least ``size`` bytes; None while the program holds on to all of them, ``most``, or there
-    is no memory.
-    """
-    global _owner
-    if _owner != os.getpid():  # what a forked child inherits belongs to its parent
-        _slots.clear()
-        _owner = os.getpid()
+    def __init__(self, shared: bool) -> None:
+        self.slots: list[_Slot] = []
+        self._shared = shared
+        self._owner = os.getpid()
+        self._slot: _Slot | None = None
+        """That of the batch that is being made."""
+        self._lease: Any = None
+        self._used = _ALIGNMENT
+        self._asked = 0
+        """Bytes that the batch that is being made wanted so far."""
+        self._expected = 0
+        """Bytes of the slot for the next batch."""
         _keep_memory()
-    free = [slot for slot in _slots if slot.memory[0] == _FREE]
-    fitting = next((slot for slot in free if slot.size >= size), None)
-    if fitting is None:
-        if len(_slots) >= most:
-            if not free:
-                return None
-            _slots.remove(free[0])
-            free[0].close()
-        try:
-            fitting = _Slot(size + size // 8)
-        except OSError:  # no memory, or not so much: the queue takes the batch
+
+    def empty(self, nbytes: int) -> Any:
+        """Return a writable buffer of ``nbytes``, which is in use as long as a view of it exists; None for none."""
+        if self._owner != os.getpid():
             return None
-        _slots.append(fitting)
-    fitting.memory[0] = _TAKEN
-    return fitting
+        self._asked += nbytes + _ALIGNMENT
+        if self._slot is None:
+            if not self._expected or (slot := self.take(self._expected, _SLOTS)) is None:
+                return None
+            self._slot, self._lease, self._used = slot, slot.lease(), _ALIGNMENT
+        end = self._used + nbytes
+        if end > self._slot.size:
+            return None
+        start, self._used = self._used, -(-end // _ALIGNMENT) * _ALIGNMENT
+        return memoryview(self._lease)[start:end]
+
+    def end_batch(self, nbytes: int | None = None) -> None:
+        """Have the next batch use another slot, for ``nbytes``, or what this batch asked for."""
+        self._expected = self._asked + _ALIGNMENT if nbytes is None else nbytes
+        self._slot, self._lease, self._asked = None, None, 0
+
+    def take(self, size: int, most: int) -> _Slot | None:
+        """Return a free slot of at least ``size`` bytes; None while all of them, ``most``, are in use, or there is no
+        memory."""
+        free = [slot for slot in self.slots if slot is not self._slot and slot.is_free()]
+        fitting = next((slot for slot in free if slot.size >= size), None)
+        if fitting is None:
+            if len(self.slots) >= most:
+                if not free:
+                    return None
+                self.slots.remove(free[0])
+                free[0].close()
+            try:
+                fitting = _Slot(size + size // 8, self._shared)
+            except OSError:  # no memory, or not so much: the queue takes the batch
+                return None
+            self.slots.append(fitting)
+        return fitting
+
+    def put(self, raws: Sequence[memoryview], most: int) -> tuple[_Slot, list[tuple[int, int]]] | None:
+        """Return a slot, which is taken now, with the contents of ``raws``, and their places in it. Those that were
+        made in the slot of this batch stay where they are. None where no slot is free."""
+        needed = _ALIGNMENT + sum(map(_aligned, raws))
+        slot, end = self._slot, self._used
+        here = [None if slot is None else slot.place_of(raw) for raw in raws]
+        rest = sum(_aligned(raw) for raw, start in zip(raws, here, strict=True) if start is None)
+        self.end_batch(needed)
+        if slot is None or end + rest > slot.size or rest == needed - _ALIGNMENT:
+            slot, end, here = self.take(needed, most), _ALIGNMENT, [None] * len(raws)
+        if slot is None:
+            return None
+        places = []
+        with memoryview(slot.memory) as memory:
+            for raw, start in zip(raws, here, strict=True):
+                if start is None:
+                    memory[end : end + raw.nbytes] = raw
+                places.append((end if start is None else start, raw.nbytes))
+                end += _aligned(raw) if start is None else 0
+        slot.memory[0] = _TAKEN
+        return slot, places
+
+
+def _aligned(raw: memoryview) -> int:
+    return -(-raw.nbytes // _ALIGNMENT) * _ALIGNMENT
+
+
+_memory: BatchMemory | None = None
+
+
+def memory_of_process() -> BatchMemory:
+    """Return the memory of the batches that this process hands over. What a forked child inherits is its parent's."""
+    global _memory
+    if _memory is None or _memory._owner != os.getpid():
+        _memory = BatchMemory(shared=True)
+    return _memory
 
 
 class _BatchPickler(pickle.Pickler):
@@ -247,22 +369,22 @@ def joined(stream: bytes, buffers: Iterable[Any]) -> Any:
 def pack(batch: Any, slots: int = _SLOTS, *, child: bool = True) -> Packed:
     """Return ``batch`` for another process of this machine, in one of at most ``slots`` slots if one is free."""
     stream, raws = split(batch, child=child)
-    aligned = (-(-raw.nbytes // _ALIGNMENT) * _ALIGNMENT for raw in raws)
-    ends = list(itertools.accumulate(aligned, initial=_ALIGNMENT))
-    slot = _take(ends[-1], slots) if ends[-1] >= _BATCH_BYTES else None
-    if slot is None:
+    memory, put = memory_of_process(), None
+    if sum(raw.nbytes for raw in raws) >= _BATCH_BYTES:
+        put = memory.put(raws, slots)
+    else:
+        memory.end_batch(0)
+    if put is None:
         return Packed(stream, None, [bytearray(raw) for raw in raws])
-    places = [(start, raw.nbytes) for start, raw in zip(ends, raws, strict=False)]
-    with memoryview(slot.memory) as memory:
-        for (start, size), raw in zip(places, raws, strict=True):
-            memory[start : start + size] = raw
+    slot, places = put
     return Packed(stream, slot.token, places)
 
 
 def abandon() -> None:
     """Give up the slots that are taken: who has them keeps them, or has ended and will never free them."""
-    for slot in [slot for slot in _slots if slot.memory[0] == _TAKEN]:
-        _slots.remove(slot)
+    slots = memory_of_process().slots
+    for slot in [slot for slot in slots if slot.memory[0] == _TAKEN]:
+        slots.remove(slot)
         slot.close()
 
 
@@ -288,7 +410,7 @@ class Packed:
 
     def release(self) -> None:
         """Free its slot, in the process that packed it: it is not sent."""
-        for slot in _slots:
+        for slot in memory_of_process().slots:
             if self.token is not None and slot.token[2] == self.token[2]:
                 slot.memory[0] = _FREE
 

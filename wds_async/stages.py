@@ -46,8 +46,9 @@ class Traits:
     takes_batches: bool = False  # batches come in and single samples come out
     cuts: bool = False  # the number of items may be bounded here, so that ranks have as many as each other
     # What the stage holds between two items, for `DataPipeline.state_dict`: a class of which it gets an object as
-    # ``state``; True: nothing; False: unknown.
+    # ``state``, or as the argument ``state_name``; True: nothing; False: unknown.
     state: bool | type[StageState] = False
+    state_name: str = "state"
     # (*args, **kw): run again over the same sample it gives the same item; None: never.
     pure: Callable[..., bool] | None = None
 
@@ -83,7 +84,8 @@ class FilterFunction:
 
     def with_state(self, state: StageState) -> Any:
         """Return this stage with ``state``, which it keeps what it holds in (see `Traits.state`)."""
-        return FilterFunction(self.f, *self.args, **{**self.kw, "state": state})
+        name = getattr(self.f, "traits", Traits()).state_name
+        return FilterFunction(self.f, *self.args, **{**self.kw, name: state})
 
     def __repr__(self) -> str:
         return f"<{self.f.__name__} {self.args} {self.kw}>"

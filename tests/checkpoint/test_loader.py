@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import wds_async as wds
-from tests.checkpoint.pipelines import augmented, dataset, mixed, shown, taken, urls_in
+from tests.checkpoint.pipelines import augmented, dataset, doubled, mixed, shown, taken, urls_in
 from wds_async.errors import StateError
 
 pytest.importorskip("torch")
@@ -68,6 +68,40 @@ def test_goes_on_exactly(name: str, workers: int, urls: list[str]) -> None:
         assert shown(resumed) == batches[count:], count
         if count == len(batches) // 2:
             assert shown(resumed) == later
+
+
+def ahead(urls: list[str], batch_size: int | None = 2, **kw: Any) -> wds.WebLoader:
+    """A loader whose functions draw nothing, some of them not known to, over several passes."""
+    samples = dataset(urls, shardshuffle=3, seed=1).shuffle(5, seed=1).decode().map(doubled).map(tens)
+    keys = samples.map_dict(double=str).to_tuple("__key__", "double", "ten").map_tuple(None, int)
+    return wds.WebLoader(keys.repeat(2), batch_size=batch_size, **kw).unbatched()
+
+
+def tens(sample: Any) -> Any:
+    return {**sample, "ten": 10 * sample["double"]}
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_goes_on_exactly_with_threads_and_without(threads: int, urls: list[str]) -> None:
+    loader = ahead(urls, threads=threads)
+    states, items = [], []
+    for item in loader:
+        items += shown([item])
+        states.append(state_of(loader))
+    assert items == shown(ahead(urls))
+    later = shown(loader)
+    for count in (1, 6, len(items) // 2 + 3, len(items)):
+        for other in ({"threads": threads}, {"threads": 4 - threads}, {}):
+            resumed = ahead(urls, **other)
+            resumed.load_state_dict(states[count - 1])
+            iterator = iter(resumed)
+            assert shown(iterator) == items[count:], (count, other)
+        assert shown(resumed) == later
+    without = ahead(urls)
+    taken(iterator := iter(without), 9)
+    resumed = ahead(urls, threads=threads)
+    resumed.load_state_dict(state_of(without))
+    assert shown(resumed) == shown(iterator)
 
 
 @pytest.mark.timeout(150)

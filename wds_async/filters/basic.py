@@ -6,6 +6,7 @@ A ``handler`` decides what happens to a sample that raises: True drops it, False
 from __future__ import annotations
 
 import builtins
+import copy
 import functools
 import itertools
 import os
@@ -18,7 +19,7 @@ from wds_async.arguments import check_function, check_slice, check_type, each, f
 from wds_async.checkpoint.states import Counted, Held, StageState
 from wds_async.errors import ConfigError
 from wds_async.filters.fields import not_found
-from wds_async.filters.threads import ThreadsState, ordered_map
+from wds_async.filters.threads import ThreadsState, on_threads
 from wds_async.handlers import Handler, passed, reraise_exception
 from wds_async.stages import PipelineStage, Traits, pipelinefilter
 from wds_async.tar.group import at_place_of
@@ -191,12 +192,14 @@ def _decode(
 
     chosen = [autodecode.imagehandler(a, min_size=min_size) if isinstance(a, str) else a for a in args]
     decode = autodecode.Decoder(chosen, pre, post, only, partial, allow_pickle=allow_pickle).decode
-    if threads:
-        return ordered_map(data, decode, threads, handler, stage="decode", state=state)
-    return _each(data, decode, handler, "decode")
+    return _each(data, decode, threads, handler, "decode", state)
 
 
-def _each(data: Iterable[Any], f: Callable[[Any], Any], handler: Handler, stage: str) -> Iterator[Any]:
+def _each(
+    data: Iterable[Any], f: Callable[[Any], Any], threads: int, handler: Handler, stage: str, state: ThreadsState | None
+) -> Iterator[Any]:
+    results, data = on_threads(data, f, threads, handler, stage, state)
+    yield from results
     for sample in data:
         try:
             result = f(sample)
@@ -244,10 +247,8 @@ def _map(
     An exception of ``f`` goes to ``handler`` (`handlers`); the default raises it. With ``threads`` that many
     threads run ``f`` ahead of the consumer, the order kept: for what releases the GIL (see `threads.ordered_map`).
     """
-    if threads:
-        results = ordered_map(data, functools.partial(_applied, f), threads, handler, stage="map", state=state)
-        yield from (result for result in results if result is not None)
-        return
+    results, data = on_threads(data, functools.partial(_applied, f), threads, handler, "map", state)
+    yield from (result for result in results if result is not None)
     keeps_place = _all_deterministic(f)
     for sample in data:
         try:
@@ -281,12 +282,17 @@ map = pipelinefilter(
 )
 
 
-def _map_dict(data: Iterable[Sample], handler: Handler = reraise_exception, **kw: Any) -> Iterator[Sample]:
+def _map_dict(
+    data: Iterable[Sample], handler: Handler = reraise_exception, *, __state__: ThreadsState | None = None, **kw: Any
+) -> Iterator[Sample]:
     """Replace field ``k`` by ``f(field)`` for every ``k=f``, in place: ``map_dict(jpg=augment)``.
 
     A missing field is a KeyError with its likely cause, for ``handler``.
     """
     functions = list(_check_functions("map_dict", "kw", kw).items())
+    applied = functools.partial(_fields_replaced, functions)
+    results, data = on_threads(data, applied, 0, handler, "map_dict", __state__)
+    yield from results
     for sample in data:
         try:
             for k, f in functions:
@@ -300,6 +306,25 @@ def _map_dict(data: Iterable[Sample], handler: Handler = reraise_exception, **kw
         yield sample
 
 
+def _fields_replaced(functions: Sequence[tuple[str, Callable[[Any], Any]]], sample: Sample) -> Sample:
+    """Return a copy of ``sample`` with its fields replaced: a state may have the sample itself, as it came."""
+    sample = copy.copy(sample)
+    for k, f in functions:
+        if k not in sample:
+            raise KeyError(not_found(sample, [k]))
+        sample[k] = _noted(f, sample[k], "field", k)
+    return sample
+
+
+def _noted(f: Callable[[Any], Any], value: Any, kind: str, which: Any) -> Any:
+    """Return ``f(value)``, whose error has a note of which value of the sample it is."""
+    try:
+        return f(value)
+    except Exception as exn:
+        exn.add_note(f"of its {kind} {which!r}")
+        raise
+
+
 def _check_functions(stage: str, argument: str, values: dict[str, Any]) -> dict[str, Any]:
     if not values:
         raise ConfigError(f"{stage} needs field=function arguments")
@@ -309,16 +334,20 @@ def _check_functions(stage: str, argument: str, values: dict[str, Any]) -> dict[
 map_dict = pipelinefilter(
     _map_dict,
     {"kw": _check_functions},
-    Traits(one_to_one=True, handler="handler", state=True, pure=_all_deterministic),
+    Traits(one_to_one=True, handler="handler", state=ThreadsState, state_name="__state__", pure=_all_deterministic),
 )
 
 
-def _map_tuple(data: Iterable[Any], *args: Any, handler: Handler = reraise_exception) -> Iterator[tuple[Any, ...]]:
+def _map_tuple(
+    data: Iterable[Any], *args: Any, handler: Handler = reraise_exception, state: ThreadsState | None = None
+) -> Iterator[tuple[Any, ...]]:
     """Apply the i-th function to the i-th value of a tuple; None, or no function, leaves a value as it is.
 
     Exceptions go to ``handler``.
     """
     functions = [(i, check_function("map_tuple", f"args[{i}]", f)) for i, f in enumerate(args) if f is not None]
+    results, data = on_threads(data, functools.partial(_values_replaced, functions), 0, handler, "map_tuple", state)
+    yield from results
     for sample in data:
         values = list(sample)
         n = len(values)
@@ -333,10 +362,18 @@ def _map_tuple(data: Iterable[Any], *args: Any, handler: Handler = reraise_excep
         yield tuple(values)
 
 
+def _values_replaced(functions: Sequence[tuple[int, Callable[[Any], Any]]], sample: Any) -> tuple[Any, ...]:
+    values = list(sample)
+    for i, f in functions:
+        if i < len(values):
+            values[i] = _noted(f, values[i], "value", i)
+    return tuple(values)
+
+
 map_tuple = pipelinefilter(
     _map_tuple,
     {"args": each(function(optional=True))},
-    Traits(one_to_one=True, handler="handler", state=True, pure=_all_deterministic),
+    Traits(one_to_one=True, handler="handler", state=ThreadsState, pure=_all_deterministic),
 )
 
 

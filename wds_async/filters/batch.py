@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from wds_async import packages
+from wds_async import batch_memory, packages
 from wds_async.arguments import check_size, function, size
 from wds_async.checkpoint.states import Rest
 from wds_async.stages import Traits, pipelinefilter
@@ -31,7 +31,25 @@ def _combine(path: tuple[Any, ...], values: list[Any], combine_tensors: bool, co
             f"{_field(path)}: all shapes must be equal in a batch, got {sorted(shapes, key=str)}; resize or pad before "
             "batching, or pass collation_fn=None (lists of samples) or a function of your own"
         )
-    return torch.stack(values) if torch is not None and tensor else np.stack(values)
+    memory = batch_memory.empty(len(values) * first.nbytes) if _are_plain(values) else None
+    if memory is None:
+        return torch.stack(values) if torch is not None and tensor else np.stack(values)
+    shape = (len(values), *first.shape)
+    if torch is None or not tensor:
+        return np.stack(values, out=np.frombuffer(memory, first.dtype).reshape(shape))
+    return torch.stack(values, out=torch.frombuffer(memory, dtype=first.dtype).view(shape))
+
+
+def _are_plain(values: list[Any]) -> bool:
+    """Return whether ``values`` are arrays or tensors of one type that can be stacked into given memory."""
+    first, torch = values[0], packages.loaded("torch")
+    if any(type(v) is not type(first) or v.dtype != first.dtype for v in values):
+        return False
+    if torch is None or type(first) is not torch.Tensor:
+        return type(first).__name__ == "ndarray" and not first.dtype.hasobject
+    return first.layout == torch.strided and not any(
+        v.device.type != "cpu" or v.requires_grad or v.is_quantized or v.is_conj() or v.is_neg() for v in values
+    )
 
 
 def _field(path: tuple[Any, ...]) -> str:

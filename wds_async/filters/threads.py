@@ -18,20 +18,25 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from wds_async.ahead import close_if_left
 from wds_async.arguments import check_size
 from wds_async.checkpoint.states import Held, StageState
 from wds_async.errors import ReaderClosed, StateError
 from wds_async.handlers import Handler, passed, reraise_exception
 from wds_async.tracebacks import located
 
-__all__ = ["ThreadsState", "ordered_map"]
+__all__ = ["ThreadsState", "on_threads", "ordered_map", "shared_threads"]
 
 _EXIT_S = 1.5
 _RUNNING_S = 0.1  # for a call that ran when its threads were ended
 
 Result = tuple[Any, BaseException | None]
+_NOT_RUN: Result = (None, ReaderClosed("the iteration was left"))
+"""The answer to a call that was not begun when its threads were ended."""
 Job = tuple[Any, "queue.SimpleQueue[Result]"]
+_Call = tuple[Callable[[Any], Any], Any, "queue.SimpleQueue[Result]"]
 _running: weakref.WeakSet[_Threads] = weakref.WeakSet()
+_here = threading.local()
 
 
 class ThreadsState(StageState):
@@ -62,6 +67,11 @@ class ThreadsState(StageState):
         else:
             self.inputs = deque(ahead)
 
+    def done(self) -> Iterator[Any]:
+        """Yield the results of an earlier run, and let go of each."""
+        while self.jobs:
+            yield self.jobs.popleft()[1].get()[0]
+
     def first(self) -> Iterator[Any]:
         """Yield the items of an earlier run, and let go of each."""
         while self.inputs:
@@ -84,15 +94,42 @@ class ThreadsState(StageState):
         if self.function is None:
             return answer.get()
         try:
-            return answer.get(timeout=_RUNNING_S)
+            result = answer.get(timeout=_RUNNING_S)
         except queue.Empty:
-            return self.function(item), None
+            result = _NOT_RUN
+        return (self.function(item), None) if result is _NOT_RUN else result
 
 
 def _answered(result: Result) -> queue.SimpleQueue[Result]:
     answer: queue.SimpleQueue[Result] = queue.SimpleQueue()
     answer.put(result)
     return answer
+
+
+@contextlib.contextmanager
+def shared_threads(threads: int) -> Iterator[None]:
+    """Have the stages that begin on this thread call their functions on ``threads`` threads, which they share."""
+    with contextlib.closing(_Threads(threads)) as _here.pool:
+        close_if_left(_here.pool)
+        try:
+            yield
+        finally:
+            del _here.pool
+
+
+def on_threads(
+    source: Iterable[Any],
+    f: Callable[[Any], Any],
+    threads: int,
+    handler: Handler,
+    stage: str,
+    state: ThreadsState | None,
+) -> tuple[Iterable[Any], Iterable[Any]]:
+    """Return the results of `ordered_map` on ``threads`` threads, or where that is 0 on those of `shared_threads`, and
+    the items that are left to the caller, which are all where there are none of these."""
+    if threads or hasattr(_here, "pool"):
+        return _threaded(source, f, threads, handler, stage, state or ThreadsState()), ()
+    return ((), source) if state is None else (state.done(), itertools.chain(state.first(), source))
 
 
 def ordered_map(
@@ -128,9 +165,10 @@ def _threaded(
     failure: BaseException | None = None
     owner = os.getpid()
     jobs = state.jobs
-    with state.of(f), contextlib.closing(_Threads(f, threads)) as pool:
+    with state.of(f), contextlib.closing(_Threads(threads)) if threads else _shared() as pool:
+        most = 2 * len(pool.members)
         while jobs or not ended:
-            while not ended and len(jobs) < 2 * threads:
+            while not ended and len(jobs) < most:
                 try:
                     item = next(items)
                 except StopIteration:
@@ -138,35 +176,45 @@ def _threaded(
                 except Exception as exn:
                     ended, failure = True, exn
                 else:
-                    jobs.append(pool.submit(item))
+                    jobs.append(pool.submit(f, item))
                     del item  # else the latest item would live until the next one comes
             if not jobs:
                 break
             if os.getpid() != owner:
                 raise ReaderClosed("this iterator's threads are its parent process's: begin a new iteration here")
             item, answer = jobs.popleft()
-            result, error = answer.get()
+            answered = answer.get()
+            result, error = answered
             if error is None:
                 yield result
+            elif answered is _NOT_RUN:
+                raise ReaderClosed("the loader that has these threads was left")
             elif not isinstance(error, Exception):
                 raise error
             elif not passed(handler, located(error, stage, item), item):
                 jobs.clear()
                 return
-            del result, error, item, answer
+            del answered, result, error, item, answer
     if failure is not None:
         raise failure
+
+
+@contextlib.contextmanager
+def _shared() -> Iterator[_Threads]:
+    """Give the threads of `shared_threads`, which closes them."""
+    yield _here.pool
 
 
 class _Threads:
     """Daemon threads, so that a function that hangs does not hang the interpreter's exit. They do not know this
     object, only its queue: an iterator that is garbage can be collected while they run."""
 
-    def __init__(self, f: Callable[[Any], Any], threads: int) -> None:
-        self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+    def __init__(self, threads: int) -> None:
+        self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._closed = threading.Event()
+        self._lock = threading.RLock()  # behind those that end the threads no call may come; for finalisers, reentrant
         self.members: list[threading.Thread] = []
-        arguments = (f, self._queue, self._closed)
+        arguments = (self._queue, self._closed)
         try:
             for n in range(threads):
                 thread = threading.Thread(target=_work, args=arguments, name=f"wds-async-map-{n}", daemon=True)
@@ -177,26 +225,32 @@ class _Threads:
             raise
         _running.add(self)
 
-    def submit(self, item: Any) -> Job:
-        job: Job = (item, queue.SimpleQueue())
-        self._queue.put(job)
-        return job
+    def submit(self, f: Callable[[Any], Any], item: Any) -> Job:
+        answer: queue.SimpleQueue[Result] = queue.SimpleQueue()
+        with self._lock:
+            if self._closed.is_set():
+                answer.put(_NOT_RUN)
+            else:
+                self._queue.put((f, item, answer))
+        return item, answer
 
     def close(self) -> None:
         """Let the threads end after their calls, without waiting: this may run on one of them, as a finaliser."""
-        self._closed.set()
-        for _ in self.members:
-            self._queue.put(None)
+        with self._lock:
+            self._closed.set()
+            for _ in self.members:
+                self._queue.put(None)
 
 
-def _work(f: Callable[[Any], Any], jobs: queue.SimpleQueue[Job | None], closed: threading.Event) -> None:
-    while (job := jobs.get()) is not None and not closed.is_set():
+def _work(calls: queue.SimpleQueue[_Call | None], closed: threading.Event) -> None:
+    while (call := calls.get()) is not None:
+        f, item, answer = call
         try:
-            result: Result = (f(job[0]), None)
+            result: Result = _NOT_RUN if closed.is_set() else (f(item), None)
         except BaseException as exn:
             result = (None, exn)
-        job[1].put(result)
-        del job, result  # nothing of a sample stays here while the thread waits for the next
+        answer.put(result)
+        del call, f, item, answer, result  # nothing of a sample stays here while the thread waits for the next
 
 
 @atexit.register

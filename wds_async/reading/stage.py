@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from wds_async import config, world
+from wds_async import ahead, config, world
 from wds_async.arguments import check_function
 from wds_async.environment import value
 from wds_async.errors import ConfigError
@@ -83,6 +83,7 @@ class ReadingStage(FilterFunction):
         from wds_async.observe.cost_limit import enforce  # noqa: PLC0415 (the engine)
 
         self._open.add(reader)
+        ahead.close_if_left(reader)
         enforce(reader, self.cost_limit)
 
     def statistics(self) -> Stats:
