@@ -163,7 +163,7 @@ def test_batches_are_made_in_slots_and_the_program_may_change_them(last: str) ->
 
 def test_a_batch_is_made_in_the_slot_that_it_is_sent_in(monkeypatch: pytest.MonkeyPatch) -> None:
     memory = shared_batches.memory_of_process()
-    monkeypatch.setattr(batch_memory._here, "memory", memory, raising=False)
+    monkeypatch.setattr(batch_memory._here, "memory", memory)
     values = [np.full(50_000, n) for n in range(3)]
     for _ in range(3):
         batch = default_collation_fn([(value, torch.from_numpy(value), b"x" * 70_000) for value in values])

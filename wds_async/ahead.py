@@ -17,7 +17,6 @@ from wds_async.errors import ReaderClosed
 __all__ = ["Ahead", "close_if_left", "is_ahead"]
 
 _LEAVES_WITHIN_S = 1.0
-_here = threading.local()
 _running: weakref.WeakSet[Ahead] = weakref.WeakSet()
 
 
@@ -105,8 +104,18 @@ class _Exchange:
                 opened.close()
 
 
+class _ExchangeOfThread(threading.local):
+    exchange: _Exchange | None = None
+
+    def work_for(self, exchange: _Exchange | None) -> None:
+        self.exchange = exchange
+
+
+_here = _ExchangeOfThread()
+
+
 def _produce(exchange: _Exchange, begin: Callable[[], Iterator[Any]], within: Any) -> None:
-    _here.exchange = exchange
+    _here.work_for(exchange)
     try:
         with within:
             items = begin()
@@ -116,17 +125,17 @@ def _produce(exchange: _Exchange, begin: Callable[[], Iterator[Any]], within: An
     except BaseException as exn:  # StopIteration as well
         exchange.items.put((None, exn))
     finally:
-        del _here.exchange
+        _here.work_for(None)
 
 
 def is_ahead() -> bool:
     """Return whether this thread runs ahead of a consumer."""
-    return hasattr(_here, "exchange")
+    return _here.exchange is not None
 
 
 def close_if_left(opened: _Closeable) -> None:
     """Have ``opened`` closed where the consumer leaves an iterator that this thread runs ahead of it."""
-    exchange: _Exchange | None = getattr(_here, "exchange", None)
+    exchange = _here.exchange
     if exchange is not None:
         exchange.open.append(weakref.ref(opened, exchange.open.remove))
         if exchange.left:

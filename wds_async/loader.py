@@ -11,7 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
 from wds_async import batch_memory, config, lengths, shared_batches, world
@@ -37,6 +37,7 @@ from wds_async.transfer.stats import Board, Counters
 if TYPE_CHECKING:
     from wds_async.checkpoint.merge import WorkerPart
     from wds_async.checkpoint.run import Declared
+    from wds_async.to_device import Copier
 
 __all__ = ["LoaderState", "WebLoader"]
 
@@ -61,6 +62,10 @@ class WebLoader(DataPipeline, FluidInterface):
     images do. The stream is that of ``num_workers=0``. Functions must be safe to call from several threads at once;
     those that draw from the program's random generators draw in no fixed order.
 
+    ``device`` gives batches with their tensors on that device, copied ahead of the program: for ``"cuda"`` on a stream
+    of its own, from memory that is pinned once and used again, so ``pin_memory`` is not needed. Other values stay as
+    they are. With neither workers nor threads, a thread then prepares the batches.
+
     `state_dict` counts the batches that came out of the loader: those that workers or threads have prepared are made
     again. With persistent workers, `load_state_dict` must be called before the first iteration.
 
@@ -69,16 +74,19 @@ class WebLoader(DataPipeline, FluidInterface):
     installed, and ConfigError for threads and workers at once.
     """
 
-    def __init__(self, *args: Any, threads: int = 0, **kw: Any) -> None:
-        self._threads = check_size("WebLoader", "threads", threads, at_least=0)
-        prefetch = kw.pop("prefetch_factor", None) if self._threads else None
-        self._prefetch = check_size("WebLoader", "prefetch_factor", 2 if prefetch is None else prefetch, at_least=1)
+    def __init__(self, *args: Any, threads: int = 0, device: Any = None, **kw: Any) -> None:
+        prefetch = kw.pop("prefetch_factor", None) if threads else None
+        self._here = _InThisProcess(
+            check_size("WebLoader", "threads", threads, at_least=0),
+            device,
+            check_size("WebLoader", "prefetch_factor", 2 if prefetch is None else prefetch, at_least=1),
+        )
         try:
             from torch.utils.data import DataLoader  # noqa: PLC0415 (seconds, paid by those who load)
         except ModuleNotFoundError as exn:
             raise MissingExtra('WebLoader needs torch: pip install "wds-async[torch]"') from exn
         loader = DataLoader(*args, **kw)
-        if loader.num_workers and self._threads:
+        if loader.num_workers and threads:
             raise ConfigError(
                 f"threads={threads} and num_workers={loader.num_workers}: give one of them; within workers, "
                 "decode(…, threads=n) and map(f, threads=n) have threads of their own"
@@ -92,8 +100,38 @@ class WebLoader(DataPipeline, FluidInterface):
             dataset.leave_steps_to_loader()
         super().__init__(loader)
         self.all_ranks = self.continues = False
+        self._started: Iterator[Any] | None = None
+        """An iteration that `start` began."""
         self._stream: Iterator[Any] | None = None
         self._pid = os.getpid()
+
+    def start(self) -> None:
+        """Begin the next iteration now: workers or threads start and prepare batches while the program still loads its
+        model. The next ``iter()`` of this loader goes on with it. `set_epoch` and `load_state_dict` end it, and the
+        next iteration begins anew, at the right place; `close` ends it too. Does nothing if it has begun, and with
+        neither workers nor threads: then nothing is prepared ahead of the program.
+        """
+        if self._started is None and (self._here.runs_ahead or self.pipeline[0].num_workers):
+            self._started, self._pid = super().__iter__(), os.getpid()
+
+    def __iter__(self) -> Iterator[Any]:
+        started, self._started = self._started, None
+        return super().__iter__() if started is None or self._pid != os.getpid() else started
+
+    def _drop_started(self, what: str = "") -> None:
+        """End an iteration that `start` began. ConfigError for ``what`` where its workers stay, and go on counting."""
+        if self._started is None:
+            return
+        if what and self.pipeline[0].num_workers and self.pipeline[0].persistent_workers:
+            raise ConfigError(f"{what} of a loader whose persistent workers were started: call it before start()")
+        self._end_stream()
+        self._started = self._iteration = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make the next iteration that of ``epoch`` (see `DataPipeline.set_epoch`). ConfigError where `start` has begun
+        it in persistent workers."""
+        self._drop_started("set_epoch")
+        super().set_epoch(epoch)
 
     def with_epoch(
         self, nsamples: int = -1, nbatches: int = -1, *, all_ranks: bool = False, continue_stream: bool = False
@@ -111,6 +149,8 @@ class WebLoader(DataPipeline, FluidInterface):
         one; `close`, or an error, ends it. Two iterations at the same time share one stream. By default, every
         iteration begins the next epoch of the dataset, and batches that the workers had prepared are dropped.
         """
+        if self._started is not None:
+            raise ConfigError("with_epoch of a loader that was started: call it before start()")
         super().with_epoch(nsamples, nbatches)
         self.all_ranks, self.continues = all_ranks, continue_stream
         self._end_stream()
@@ -163,7 +203,9 @@ class WebLoader(DataPipeline, FluidInterface):
             close()
 
     def close(self) -> None:
-        """Close every stage that can be closed, and end the workers of a stream that continues. Idempotent."""
+        """Close every stage that can be closed, and end the workers of a stream that continues, or was started.
+        Idempotent."""
+        self._drop_started()
         self._end_stream()
         super().close()
 
@@ -173,7 +215,7 @@ class WebLoader(DataPipeline, FluidInterface):
 
         loader = self.pipeline[0]
         other = copy.copy(self)
-        other._loaded, other._threads = None, 0
+        other._loaded, other._here = None, _InThisProcess()
         other.pipeline = [
             LocalWorkers(loader, loader.dataset.detached()),
             *DataPipeline(*self.pipeline[1:]).detached().pipeline,
@@ -181,7 +223,7 @@ class WebLoader(DataPipeline, FluidInterface):
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_stream": None}  # a copy begins a stream of its own
+        return {**super().__getstate__(), "_stream": None, "_started": None}  # a copy begins a stream of its own
 
     def _check_use(self) -> None:
         warn_of_uneven_ranks(self)
@@ -212,7 +254,7 @@ class WebLoader(DataPipeline, FluidInterface):
         """Return whether this loader compares what its workers have with other ranks."""
         loader = self.pipeline[0]
         equal = getattr(loader.dataset, "equal_steps", None)
-        return equal is not None and equal.steps is None and (loader.num_workers > 0 or self._threads > 0)
+        return equal is not None and equal.steps is None and (loader.num_workers > 0 or self._here.runs_ahead)
 
     def _rewind(self) -> None:
         """Make the next run of the workers that of the same epoch."""
@@ -222,7 +264,7 @@ class WebLoader(DataPipeline, FluidInterface):
     def declared(self) -> list[Declared]:
         first, *rest = super().declared()
         loader = self.pipeline[0]
-        stage = _LoaderStage(loader, self._threads, self._prefetch)
+        stage = _LoaderStage(loader, self._here)
         if isinstance(loader.dataset, DataPipeline):
             first = replace(first, stage=stage, state=LoaderState)
         else:
@@ -252,6 +294,7 @@ class WebLoader(DataPipeline, FluidInterface):
         loader = self.pipeline[0]
         if getattr(loader, "_iterator", None) is not None:
             raise StateError("the loader's persistent workers run already: load the state before the first iteration")
+        self._drop_started()
         super().load_state_dict(state)
 
     def _share_of(self, merged: Mapping[str, Any]) -> dict[str, Any]:
@@ -466,38 +509,63 @@ def _state_at_start(dataset: Any) -> WorkerState:
     return WorkerState(dataset.state_between() if isinstance(dataset, DataPipeline) else None)
 
 
+@dataclass
+class _InThisProcess:
+    """What a loader does in the program's process: its threads, and the device for its batches."""
+
+    threads: int = 0
+    device: Any = None
+    prefetch: int = 2
+
+    @property
+    def runs_ahead(self) -> bool:
+        """True if batches are made ahead where there are no workers."""
+        return self.threads > 0 or self.device is not None
+
+
 class _LoaderStage:
     """A DataLoader as the first stage. Where its iterator is left early, workers that have not ended within a second
     (they wait for bytes, or are in the user's function) are terminated; torch gives each 5 s."""
 
-    def __init__(self, loader: Any, threads: int, prefetch: int, state: LoaderState | None = None) -> None:
+    def __init__(self, loader: Any, here: _InThisProcess, state: LoaderState | None = None) -> None:
         self.loader = loader
-        self._threads = threads
-        self._prefetch = prefetch
+        self._here = here
         self._state = state or LoaderState()
 
     def with_state(self, state: LoaderState) -> _LoaderStage:
         """Return this stage, which counts its batches in ``state``."""
-        return _LoaderStage(self.loader, self._threads, self._prefetch, state)
+        return _LoaderStage(self.loader, self._here, state)
 
     def run(self) -> Iterator[Any]:
         """Start the workers or threads, and return their batches."""
-        counters = _counters_of(self.loader.dataset)
-        if self._threads:
-            return _Timed(Ahead(self._made_here, self._prefetch, shared_threads(self._threads)), counters, self._state)
-        output = self._state.open(self.loader)
-        if not self.loader.num_workers:
-            return output
-        workers = getattr(output, "_workers", ())
-        timed = _Timed(output, counters, self._state)
-        return timed if self.loader.persistent_workers else _left_soon(timed, workers)
+        loader, here, counters, copier = self.loader, self._here, _counters_of(self.loader.dataset), None
+        if here.device is not None:
+            from wds_async.to_device import Copier, copied  # noqa: PLC0415 (only where they are used)
 
-    def _made_here(self) -> Iterator[DeliveredBatch]:
+            copier = Copier(here.device)
+            shared_batches.pin_mapped(copier.pin)
+        if not loader.num_workers and not here.runs_ahead:
+            return self._state.open(loader)
+        if not loader.num_workers:
+            within = shared_threads(here.threads) if here.threads else None
+            ahead = Ahead(functools.partial(self._made_here, copier), here.prefetch, within)
+            return _Timed(ahead, counters, self._state, copier)
+        output = self._state.open(loader)
+        workers = getattr(output, "_workers", ())
+        timed = _Timed(output if copier is None else copied(output, copier, 1), counters, self._state, copier)
+        return timed if loader.persistent_workers else _left_soon(timed, workers)
+
+    def _made_here(self, copier: Copier | None) -> Iterator[DeliveredBatch]:
         """Return the batches with the state behind them, now and then."""
-        memory = BatchMemory(shared=False)
+        memory = BatchMemory(shared=False, pin=None if copier is None else copier.pin)
         batch_memory.use(memory)
         batches = self._state.open(self.loader, ahead=True)
-        return _delivered(batches, StateSaver(self.loader.dataset), memory)
+        deliveries = _delivered(batches, StateSaver(self.loader.dataset), memory)
+        if copier is None:
+            return deliveries
+        from wds_async.to_device import copied  # noqa: PLC0415 (only where they are used)
+
+        return copied(deliveries, copier, 0)
 
 
 def _delivered(batches: Iterator[Any], saver: StateSaver, memory: BatchMemory) -> Iterator[DeliveredBatch]:
@@ -511,8 +579,11 @@ class _Timed(Iterator[Any]):
     """``batches``, with the time spent waiting for them, and between them. The first one, which waits for the workers
     to start, is not counted. No batch is kept: its memory is used again when the program lets go of it."""
 
-    def __init__(self, batches: Iterator[Any], counters: Counters, state: LoaderState) -> None:
+    def __init__(
+        self, batches: Iterator[Any], counters: Counters, state: LoaderState, copier: Copier | None = None
+    ) -> None:
         self._batches = batches
+        self._copier = copier
         self._counters = counters
         self._state = state
         self._gave_at = 0.0
@@ -524,6 +595,8 @@ class _Timed(Iterator[Any]):
             delivery = next(self._batches)
         batch = self._state.take(delivery) if type(delivery) is DeliveredBatch else delivery
         del delivery
+        if self._copier is not None:
+            batch = self._copier.delivered(batch)
         self._gave_at = now = time.monotonic()
         self._counters.add("batches")
         if gave_at:

@@ -55,6 +55,9 @@ _FLAGS = getattr(mmap, "MAP_SHARED", 0) | getattr(mmap, "MAP_POPULATE", 0)
 _PRIVATE_FLAGS = getattr(mmap, "MAP_PRIVATE", 0) | getattr(mmap, "MAP_ANONYMOUS", 0) | getattr(mmap, "MAP_POPULATE", 0)
 _KEPT_BYTES = 24 << 20
 
+Pin = Callable[[mmap.mmap], Any]
+"""Pins memory for as long as what it returns exists."""
+
 Token = tuple[int, int, int, int]
 """A slot's place for the parent: process, descriptor, a number that no other slot has, and size."""
 
@@ -165,7 +168,7 @@ class _Slot:
     """A block of memory, which other processes can map if it is ``shared``. Its first byte says whether it is taken;
     the worker sets it, the parent clears it. Bytes 8 to 15 are its number."""
 
-    def __init__(self, size: int, shared: bool) -> None:
+    def __init__(self, size: int, shared: bool, pin: Pin | None = None) -> None:
         self.size = size
         self.fd = os.memfd_create("wds-async-handover") if shared else -1
         try:
@@ -181,6 +184,7 @@ class _Slot:
         self.token: Token = (os.getpid(), self.fd, int.from_bytes(number, "little"), size)
         self.address = np.frombuffer(self.memory, np.uint8).ctypes.data
         self._lease: weakref.ref[Any] | None = None
+        self._pinned = None if pin is None else pin(self.memory)
 
     def is_free(self) -> bool:
         """Return whether neither the parent has it nor an array of this process is in it."""
@@ -209,9 +213,9 @@ class BatchMemory:
     """Slots for the batches that this process makes, which are used again. A batch's large arrays are made in a slot,
     which has room for as much as the batch before (`batch_memory.empty`)."""
 
-    def __init__(self, shared: bool) -> None:
+    def __init__(self, shared: bool, pin: Pin | None = None) -> None:
         self.slots: list[_Slot] = []
-        self._shared = shared
+        self._shared, self._pin = shared, pin
         self._owner = os.getpid()
         self._slot: _Slot | None = None
         """That of the batch that is being made."""
@@ -255,7 +259,7 @@ class BatchMemory:
                 self.slots.remove(free[0])
                 free[0].close()
             try:
-                fitting = _Slot(size + size // 8, self._shared)
+                fitting = _Slot(size + size // 8, self._shared, self._pin)
             except OSError:  # no memory, or not so much: the queue takes the batch
                 return None
             self.slots.append(fitting)
@@ -421,24 +425,31 @@ class Packed:
 # ------------------------------------------------------------------ in the parent
 
 
-_mapped: dict[tuple[int, int], tuple[int, mmap.mmap]] = {}
-"""The number of the slot and its memory, by the worker's process and descriptor."""
+_mapped: dict[tuple[int, int], tuple[int, mmap.mmap, Any]] = {}
+"""The number of the slot, its memory, and what keeps that pinned, by the worker's process and descriptor."""
+_pin: Pin | None = None
+
+
+def pin_mapped(pin: Pin | None) -> None:
+    """Have the memory of workers pinned when it is mapped from now on."""
+    global _pin
+    _pin = pin or _pin
 
 
 def _unpack(stream: bytes, token: Token | None, buffers: list[Any]) -> Any:
     if token is None:
         return pickle.loads(stream, buffers=buffers)
-    memory = _map(token)
+    memory, pinned = _map(token)
     # All arrays and tensors of the batch refer to this one, through the views of it that they are made of.
     lease = np.frombuffer(memory, np.uint8)
-    weakref.finalize(lease, _release, memory, os.getpid()).atexit = False
+    weakref.finalize(lease, _release, memory, os.getpid(), pinned).atexit = False
     view = memoryview(lease)  # type: ignore[arg-type]  # an array is a buffer
     return pickle.loads(stream, buffers=[view[start : start + size] for start, size in buffers])
 
 
-def _map(token: Token) -> mmap.mmap:
+def _map(token: Token) -> tuple[mmap.mmap, Any]:
     pid, fd, number, size = token
-    mapped_number, memory = _mapped.get((pid, fd), (None, None))
+    mapped_number, memory, pinned = _mapped.get((pid, fd), (None, None, None))
     if memory is None or mapped_number != number:
         if not _mapped:
             _keep_memory()
@@ -450,8 +461,9 @@ def _map(token: Token) -> mmap.mmap:
             os.close(opened)
         if memory[_NUMBER] != number.to_bytes(8, "little"):  # of a slot that was given up
             raise FileNotFoundError(f"process {pid} has given up the memory of its batch")
-        _mapped[pid, fd] = number, memory
-    return memory
+        pinned = None if _pin is None else _pin(memory)
+        _mapped[pid, fd] = number, memory, pinned
+    return memory, pinned
 
 
 def sweep() -> None:
@@ -461,8 +473,9 @@ def sweep() -> None:
             _mapped.pop(key, None)
 
 
-def _release(memory: mmap.mmap, pid: int) -> None:
-    """Free a slot that nothing refers to any more, in the process that mapped it and not in a forked child."""
+def _release(memory: mmap.mmap, pid: int, pinned: Any) -> None:
+    """Free a slot that nothing refers to any more, in the process that mapped it and not in a forked child. It stays
+    ``pinned`` as long as it is mapped."""
     if os.getpid() == pid:
         memory[0] = _FREE
 

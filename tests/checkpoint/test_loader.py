@@ -12,7 +12,7 @@ import pytest
 
 import wds_async as wds
 from tests.checkpoint.pipelines import augmented, dataset, doubled, mixed, shown, taken, urls_in
-from wds_async.errors import StateError
+from wds_async.errors import ConfigError, StateError
 
 pytest.importorskip("torch")
 pytestmark = [
@@ -75,6 +75,36 @@ def ahead(urls: list[str], batch_size: int | None = 2, **kw: Any) -> wds.WebLoad
     samples = dataset(urls, shardshuffle=3, seed=1).shuffle(5, seed=1).decode().map(doubled).map(tens)
     keys = samples.map_dict(double=str).to_tuple("__key__", "double", "ten").map_tuple(None, int)
     return wds.WebLoader(keys.repeat(2), batch_size=batch_size, **kw).unbatched()
+
+
+@pytest.mark.parametrize("kw", [{"num_workers": 2}, {"threads": 2}, {"num_workers": 0}], ids=str)
+def test_a_loader_that_was_started(kw: dict[str, Any], urls: list[str]) -> None:
+    epochs = [shown(items) for items in itertools.repeat(ahead(urls, **kw), 3)]
+    loader = ahead(urls, **kw)
+    loader.start()
+    loader.start()
+    assert shown(loader) == epochs[0]
+    loader.start()
+    state = state_of(loader)
+    taken(iterator := iter(loader), 4)
+    assert shown(iterator) == epochs[1][4:]
+    loader.start()
+    loader.set_epoch(2)  # each iteration is two passes
+    assert shown(loader) == epochs[1]
+    loader.start()
+    loader.load_state_dict(state)
+    assert shown(loader) == epochs[1]
+    loader.start()
+    loader.close()
+
+
+def test_what_comes_too_late_for_a_loader_that_was_started(urls: list[str]) -> None:
+    loader = ahead(urls, num_workers=1, persistent_workers=True)
+    loader.start()
+    with pytest.raises(ConfigError, match="before start"):
+        loader.set_epoch(3)
+    with pytest.raises(ConfigError, match="before start"):
+        loader.with_epoch(3)
 
 
 def tens(sample: Any) -> Any:

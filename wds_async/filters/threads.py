@@ -36,7 +36,6 @@ _NOT_RUN: Result = (None, ReaderClosed("the iteration was left"))
 Job = tuple[Any, "queue.SimpleQueue[Result]"]
 _Call = tuple[Callable[[Any], Any], Any, "queue.SimpleQueue[Result]"]
 _running: weakref.WeakSet[_Threads] = weakref.WeakSet()
-_here = threading.local()
 
 
 class ThreadsState(StageState):
@@ -106,15 +105,26 @@ def _answered(result: Result) -> queue.SimpleQueue[Result]:
     return answer
 
 
+class _PoolOfThread(threading.local):
+    pool: _Threads | None = None
+
+    def share(self, pool: _Threads | None) -> None:
+        self.pool = pool
+
+
+_here = _PoolOfThread()
+
+
 @contextlib.contextmanager
 def shared_threads(threads: int) -> Iterator[None]:
     """Have the stages that begin on this thread call their functions on ``threads`` threads, which they share."""
-    with contextlib.closing(_Threads(threads)) as _here.pool:
-        close_if_left(_here.pool)
+    with contextlib.closing(_Threads(threads)) as pool:
+        close_if_left(pool)
+        _here.share(pool)
         try:
             yield
         finally:
-            del _here.pool
+            _here.share(None)
 
 
 def on_threads(
@@ -127,7 +137,7 @@ def on_threads(
 ) -> tuple[Iterable[Any], Iterable[Any]]:
     """Return the results of `ordered_map` on ``threads`` threads, or where that is 0 on those of `shared_threads`, and
     the items that are left to the caller, which are all where there are none of these."""
-    if threads or hasattr(_here, "pool"):
+    if threads or _here.pool is not None:
         return _threaded(source, f, threads, handler, stage, state or ThreadsState()), ()
     return ((), source) if state is None else (state.done(), itertools.chain(state.first(), source))
 
@@ -202,6 +212,7 @@ def _threaded(
 @contextlib.contextmanager
 def _shared() -> Iterator[_Threads]:
     """Give the threads of `shared_threads`, which closes them."""
+    assert _here.pool is not None
     yield _here.pool
 
 
