@@ -18,8 +18,8 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from wds_async.arguments import check_number, check_size
+from wds_async.child_process import ChildProcess
 from wds_async.distributed.engines.base import RunAttempt
-from wds_async.distributed.engines.child import ChildProcess
 from wds_async.distributed.tasks import AttemptResult, Task
 from wds_async.errors import ConfigError, WdsError
 
@@ -160,7 +160,7 @@ class _Process(ChildProcess):
     """A worker process and the task that it runs."""
 
     def __init__(self, attempt: bytes) -> None:
-        super().__init__("engines.worker", attempt)
+        super().__init__("distributed.engines.worker", attempt)
         self.task: Task | None = None
         self.is_ready = False
 

@@ -9,7 +9,7 @@ import sys
 import threading
 from multiprocessing.connection import Connection
 
-from wds_async.distributed.engines.child import begin, receive
+from wds_async.child_process import begin, receive
 from wds_async.distributed.tasks import Task
 
 __all__ = ["main"]

@@ -14,7 +14,7 @@ from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
 from wds_async import shared_batches
-from wds_async.distributed.engines.child import ChildProcess, begin, receive
+from wds_async.child_process import ChildProcess, begin, receive
 from wds_async.distributed.feed.coordinator import Coordinator
 from wds_async.distributed.feed.decoder import CoordinatorLost, FeedDecoder
 from wds_async.distributed.feed.loader import DecoderLost, FeedError
@@ -162,7 +162,7 @@ class LocalFeedEngine:
                 how = "could not be started" if process is None else process.end(0)
                 incarnation = self._call("join", slot, how)
                 what = self._name, slot, incarnation, self._folder, self._key, self._credit
-                self._processes[slot] = ChildProcess("feed.local", pickle.dumps(what))
+                self._processes[slot] = ChildProcess("distributed.feed.local", pickle.dumps(what))
         for slot in [slot for slot in self._processes if slot >= needed]:
             process = self._processes.pop(slot)
             process.stop()

@@ -20,14 +20,14 @@ __all__ = ["ChildProcess", "begin", "receive"]
 
 _START = (
     "import sys; from multiprocessing.connection import Connection; parent = Connection(int(sys.argv[1]));"
-    " sys.path[:] = parent.recv(); from wds_async.distributed.{} import main; main(parent)"
+    " sys.path[:] = parent.recv(); from wds_async.{} import main; main(parent)"
 )
 _GRACE_S = 1.5
 """Time to discard what was being made once the process must end."""
 
 
 class ChildProcess:
-    """A new interpreter that runs ``main(parent)`` of ``module`` in this room, and finds ``data`` in ``parent``, its
+    """A new interpreter that runs ``main(parent)`` of ``module`` of this package, and finds ``data`` in ``parent``, its
     connection to here. It inherits neither threads nor open readers, and does not import the program's script. WdsError
     where it cannot be started."""
 
