@@ -25,7 +25,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FL
 BENCHMARKS := importtime planning first resume http https s3 gs az small large store busy memory link faults faults-peers verify service filters decode loader images \
 	images-file shards cache signing listing exact interleave index distributed.map distributed.index distributed.plan
 
-.PHONY: help test test-fast fuzz demo lint format generate bench clean
+.PHONY: help test test-fast test-process fuzz demo lint format generate bench clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -35,6 +35,11 @@ help: ## This list
 CORE_ROOMS := tests/tar% tests/test_urls% tests/test_rewrite% tests/test_redact% tests/test_errors% tests/test_handlers%
 test: $(VENV)/.$(if $(and $(T),$(filter $(CORE_ROOMS),$(T))),core,test)-ready ## All tests, or those of a room: make test T=tests/tar
 	$(BIN)/python -m pytest $(if $(T),-q $(T),$(PYTEST_FLAGS))
+
+# Not the files that look into the thread, or put doubles into its process.
+test-process: $(VENV)/.test-ready ## The tests of reading, with the engine in another process
+	WDS_ENGINE=process $(BIN)/python -m pytest -q tests/reading tests/faults tests/shardcache tests/test_dataset.py tests/test_loader.py \
+	  tests/transfer $(foreach name,engine pump retry hedging traffic,--ignore=tests/transfer/test_$(name).py)
 
 test-fast: $(VENV)/.test-ready ## The tests that start neither a server nor a process
 	$(BIN)/python -m pytest $(PYTEST_FLAGS) -m "not slow"

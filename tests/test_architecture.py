@@ -34,7 +34,9 @@ SPECS = (
 
 FLOORS: tuple[tuple[str, ...], ...] = (
     ("_version", "errors", "packages", "arguments", "logs", "environment", "config", "handlers", *SPECS),
-    ("urls", "world", "redact", "rewrite", "ahead", "background", "batch_memory", "tracebacks"),
+    (
+        "urls", "world", "redact", "rewrite", "ahead", "background", "batch_memory", "child_process", "tracebacks",
+    ),
     ("storage", "storage.*"),
     ("transfer", "transfer.*"),
     ("shardcache", "shardcache.*"),
@@ -69,7 +71,7 @@ TORCH_ROOMS = ("world", "autodecode", "decoding.*", "filters.basic", "filters.ba
 GLOBAL_RANDOM_ROOMS = ("world",)
 RANDOM_STATE_ROOMS = ("checkpoint.packing",)
 """Rooms that save the program's generators, and set them to what they were."""
-SUBPROCESS_ROOMS = ("storage.pipe", "distributed.engines.child")
+SUBPROCESS_ROOMS = ("storage.pipe", "child_process")
 INTEGRATION_ROOMS = ("integrations.*",)
 """Rooms that import another framework, for programs that have imported it."""
 PRINT_ROOMS = ("cli", "cli.*")

@@ -27,6 +27,7 @@ logger = logging.getLogger("wds_async")
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 VERIFY = ("auto", "always", "never")
+ENGINES = ("thread", "process", "auto")
 ON_CORRUPT = ("raise", "skip_shard", "resync")
 
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d*)?(?:e\d{1,2})?) ?([kmgt]?)(?:i?b)?")
@@ -146,6 +147,12 @@ VARIABLES: tuple[Variable, ...] = (
         ("WDS_PART_SIZE", SIZE, 2 * MIB, "size of one range request; a power of two of at least 64K"),
         ("WDS_CONNECTIONS", COUNT, 64, "maximum HTTP connections of one process"),
         ("WDS_DIRECT", FLAG, True, "0: read HTTP through aiohttp instead of the zero-copy client"),
+        (
+            "WDS_ENGINE",
+            _choice(*ENGINES),
+            "thread",
+            "thread, process: where shards are received; auto: by a process once the thread is slow",
+        ),
         ("WDS_RETRIES", COUNT, None, "attempts without a new byte before a transfer fails; unset: until WDS_TIMEOUT"),
         ("WDS_TIMEOUT", SECONDS, 300.0, "seconds without a new byte before a transfer fails"),
         ("WDS_REFUSAL_TIMEOUT", WAIT, 30.0, "how long a 403 or 404 is retried in a bucket read before; 0: not at all"),

@@ -96,11 +96,20 @@ def test_signals(start: Start, workers: int) -> None:
 
 
 @linux
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM], ids=str)
+@pytest.mark.parametrize(("how", "engine", "processes"), [
+    (signal.SIGKILL, "thread", 5), (signal.SIGTERM, "thread", 5), (signal.SIGKILL, "process", 9),
+], ids=str)  # fmt: skip
 def test_workers_of_a_killed_program(
-    start: Start, tmp_path: Path, origin: Origin, how: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    start: Start,
+    tmp_path: Path,
+    origin: Origin,
+    how: signal.Signals,
+    engine: str,
+    processes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("torch")
+    monkeypatch.setenv("WDS_ENGINE", engine)
     for number, path in enumerate(make_shards(tmp_path / "shards", 2, 50)):
         origin.add(f"{number}.tar", path.read_bytes())
         origin.add(f"stalls-{number}.tar", bytes(10_000))
@@ -109,7 +118,7 @@ def test_workers_of_a_killed_program(
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     origin.wait_until(lambda server: server.in_flight >= 2)
-    assert len(left(process.pid)) == 5
+    assert len(left(process.pid)) == processes
     process.send_signal(how)
     assert not left_in_the_end(process.pid)  # a second and a half, where nobody else wants the processor
     assert process.wait() == -how

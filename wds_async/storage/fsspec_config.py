@@ -9,7 +9,7 @@ from wds_async import packages
 from wds_async.environment import names, variable
 from wds_async.storage.options import Options
 
-__all__ = ["configured", "fsspec_configuration"]
+__all__ = ["configure", "configured", "fsspec_configuration", "set_by_program"]
 
 
 def fsspec_configuration(*protocols: str) -> dict[str, Any]:
@@ -33,6 +33,21 @@ def configured(options: Options, *protocols: str) -> Options:
     """Return ``options`` over fsspec's configuration of ``protocols``."""
     configuration = fsspec_configuration(*protocols)
     return Options({**configuration, **options}) if configuration else options
+
+
+def set_by_program() -> dict[str, Any]:
+    """Return the whole configuration of a program that has loaded fsspec, and may have changed it; {} for another."""
+    loaded = packages.loaded("fsspec.config")
+    return {} if loaded is None else dict(loaded.conf)
+
+
+def configure(configuration: dict[str, Any]) -> None:
+    """Have fsspec use what another process has `set_by_program`."""
+    if configuration:
+        from fsspec.config import conf  # noqa: PLC0415 (slow, and often not needed)
+
+        conf.clear()
+        conf.update(configuration)
 
 
 def _is_any(protocols: tuple[str, ...]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures
+import logging
 import math
 import os
 import queue
@@ -18,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from wds_async import environment
 from wds_async.background import LoopThread, end_with_parent, uvloop_or_none
@@ -34,15 +35,31 @@ from wds_async.transfer.slabs import Slab, SlabPool
 from wds_async.transfer.stats import Counters, ThreadClock
 from wds_async.transfer.window import End, Event, Finished, Part, Piece, Shard
 
-__all__ = ["Engine", "EventQueue", "Pump", "end_idle", "prepare"]
+__all__ = [
+    "Engine",
+    "EventQueue",
+    "EventSink",
+    "Pump",
+    "QueuedShard",
+    "crowded",
+    "end_idle",
+    "end_with_worker",
+    "prepare",
+]
+
+logger = logging.getLogger("wds_async")
 
 _STOP_WITHIN_S = 2.0
 _LINGER_S = 0.5
 _LOCK_WITHIN_S = 0.05
 _DEFAULT_SWITCH_INTERVAL_S = 0.005
 _CHECK_EVERY_S = 1.0
+_CROWDED = 0.8
+_BUSY_AT_LEAST = 0.1
 _CLOSED = "this reader was closed; iterate over the dataset again"
 T = TypeVar("T")
+QueuedShard = tuple[int, str, Location | WdsError, Span]
+"""Number in the stream, URL, place (or the error in its stead) and span of a shard."""
 
 _current: Engine | None = None
 _exiting = False
@@ -51,9 +68,31 @@ _lock = threading.Lock()
 _inherited: list[Engine] = []
 
 
+# Why the loop thread and the program's own hold each other up, once that was seen.
+_crowding = ""
+
+
+def crowded() -> str:
+    """Return why the engine is better run in another process, as far as was seen in this one; "" where it is not."""
+    return _crowding
+
+
 def prepare() -> None:
     """Import what the engine will import, for a process whose children will run it. Starts nothing."""
     uvloop_or_none()
+    if environment.value("WDS_ENGINE") != "thread":
+        import wds_async.child_process  # noqa: F401, PLC0415 (subprocess, multiprocessing)
+
+
+class EventSink(Protocol):
+    """Protocol: taker of a reader's events, as its pump uses it."""
+
+    flying: int
+
+    @property
+    def waiting(self) -> bool: ...
+
+    def put(self, event: Event, /) -> None: ...
 
 
 class EventQueue:
@@ -63,10 +102,15 @@ class EventQueue:
     def __init__(self, counters: Counters) -> None:
         self.waiting = False
         """Whether the consumer has nothing else to do."""
+        self.flying = 0
+        """Parts on their way, as of the last change."""
         self.clock = ThreadClock(counters)
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.put = self._events.put
         self._counters = counters
+
+    def put(self, event: Event) -> None:
+        """Append an event."""
+        self._events.put(event)
 
     def poll(self) -> Event | None:
         """Return the next event if it is there."""
@@ -84,13 +128,17 @@ class EventQueue:
         try:
             while True:
                 try:
-                    return self._events.get(timeout=_CHECK_EVERY_S)
+                    return self._wait(_CHECK_EVERY_S)
                 except queue.Empty:
                     if not alive():
                         raise ReaderClosed(_CLOSED) from None
         finally:
             self.waiting = False
             self._counters.add("wait_s", time.monotonic() - began)
+
+    def _wait(self, within_s: float) -> Event:
+        """Return the next event. Raise queue.Empty if none comes ``within_s``."""
+        return self._events.get(timeout=within_s)
 
 
 class Engine:
@@ -102,9 +150,9 @@ class Engine:
     an error ends at once, since what it remembers may be the cause.
     """
 
-    def __init__(self, config: TransferConfig) -> None:
+    def __init__(self, config: TransferConfig, slabs: SlabPool | None = None) -> None:
         self.config = config
-        self.slabs = SlabPool(config.budget_bytes, config.part_bytes)
+        self.slabs = slabs or SlabPool(config.budget_bytes, config.part_bytes)
         self.thread = LoopThread("wds-async")
         self.resources = Resources(config, self.thread.loop)
         self.backends = self.resources.backends
@@ -115,15 +163,18 @@ class Engine:
         self._lingering: asyncio.TimerHandle | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._switch_interval_s: float | None = None
+        self._looked: dict[Counters, tuple[float, float]] = {}
+        self._computed = (0.0, 0.0)
 
     @staticmethod
-    def acquire(options: ReadOptions, events: EventQueue) -> tuple[Engine, Pump]:
-        """Return a pump on this process's engine, which is started if need be. Give it back by `release`."""
+    def acquire(options: ReadOptions, events: EventSink, pool: type[SlabPool] = SlabPool) -> tuple[Engine, Pump]:
+        """Return a pump on this process's engine, which is started if need be, with memory of a ``pool``. Give it back
+        by `release`."""
         global _current
         end_idle(unless=options.config)
         with _lock:
             if _current is None:
-                _current = Engine(options.config)
+                _current = Engine(options.config, pool(options.config.budget_bytes, options.config.part_bytes))
                 _current.start()
             engine = _current
             if not engine._pumps:
@@ -132,7 +183,7 @@ class Engine:
             config = replace(engine.config, retry=own.retry, hedge_share=own.hedge_share)
             pump = Pump(engine.slabs, engine.resources, replace(options, config=config), events)
             engine._pumps.add(pump)
-        end_with_parent(_stop_at_exit)
+        end_with_worker()
         engine.submit(pump.open)
         return engine, pump
 
@@ -227,6 +278,23 @@ class Engine:
     def _publish_traffic(self) -> None:
         for pump in list(self._pumps):
             pump.counters.leave_traffic()
+        self._look_for_crowding()
+
+    def _look_for_crowding(self) -> None:
+        """Note it if, in the last second, this thread and one that reads were busy for most of the time: those in pure
+        Python then take turns, and each turn costs."""
+        global _crowding
+        now, (computed_s, at) = time.monotonic(), self._computed
+        self._computed = time.thread_time(), now
+        loop_share = (self._computed[0] - computed_s) / max(now - at, _CHECK_EVERY_S / 4)
+        before = self._looked
+        self._looked = {one: (one.get("thread_s"), one.get("cpu_s")) for one in {pump.counters for pump in self._pumps}}
+        for counters, (read_s, busy_s) in self._looked.items():
+            then = before.get(counters, (read_s, busy_s))
+            share = (busy_s - then[1]) / max(read_s - then[0], _CHECK_EVERY_S / 4)
+            if not _crowding and min(share, loop_share) >= _BUSY_AT_LEAST and share + loop_share >= _CROWDED:
+                _crowding = f"the thread that reads computed {share:.0%} of the time, and the engine's {loop_share:.0%}"
+                logger.info("WDS_ENGINE=process may read faster here: %s", _crowding)
 
     async def _shut_down(self) -> None:
         try:
@@ -245,7 +313,7 @@ class Pump:
     """One reader's side of the engine: starts the parts of its window, hands on what is ready, and cleans up behind
     shards that are over. Every method but the constructor runs on the loop."""
 
-    def __init__(self, slabs: SlabPool, resources: Resources, options: ReadOptions, events: EventQueue) -> None:
+    def __init__(self, slabs: SlabPool, resources: Resources, options: ReadOptions, events: EventSink) -> None:
         self.counters = options.counters
         self._config = options.config
         self._slabs = slabs
@@ -269,14 +337,14 @@ class Pump:
         self.counters.set("budget_bytes", self._slabs.budget_bytes)
         self.counters.set("connections_most", self._config.connections)
 
-    def add(self, shards: Sequence[tuple[str, Location | WdsError, Span]], *, ended: bool) -> None:
+    def add(self, shards: Sequence[QueuedShard], *, ended: bool) -> None:
         """Append shards to the stream; ``ended``: no more will come."""
-        for url, place, span in shards:
+        for number, url, place, span in shards:
             if isinstance(place, WdsError):
-                self.window.add(url, error=place)
+                self.window.add(url, number=number, error=place)
                 continue
             state = ShardState(place, expected=span.version)
-            self.window.add(url, streamed=place.in_order, start=span.start, stop=span.stop, state=state)
+            self.window.add(url, number=number, streamed=place.in_order, start=span.start, stop=span.stop, state=state)
             if place.spec.announced and place.entry is None and span.whole:
                 self._resources.backends.of(place).expect(place)
         if ended:
@@ -314,6 +382,7 @@ class Pump:
         finally:
             self._kicking = False
         window, connections, counters = self.window, self._resources.connections, self.counters
+        self._events.flying = window.flying
         now, (share, since) = time.monotonic(), self._usage
         counters.add("full_s", (now - since) * share)
         self._usage = min(1.0, window.held_bytes / self._slabs.budget_bytes), now
@@ -384,6 +453,11 @@ def end_idle(unless: TransferConfig | None = None) -> None:
     engine = _current
     if engine is not None and engine.retire(unless):
         engine.thread.join(_STOP_WITHIN_S)
+
+
+def end_with_worker() -> None:
+    """End this process soon after its parent, if it is a DataLoader worker."""
+    end_with_parent(_stop_at_exit)
 
 
 def _stop_at_exit() -> None:

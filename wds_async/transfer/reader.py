@@ -27,8 +27,9 @@ from wds_async.storage.base import Checksum, Location
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.storage.registry import locate
 from wds_async.transfer.checksums import Comparison, HeldShard, Verifier
-from wds_async.transfer.engine import Engine, EventQueue, Pump
+from wds_async.transfer.engine import Engine, Pump, QueuedShard
 from wds_async.transfer.options import CachedShard, Limit, ReadOptions, ShardCache, Span
+from wds_async.transfer.remote_engine import RemoteEngine, RemotePump, acquire, event_queue
 from wds_async.transfer.shard_state import ShardState
 from wds_async.transfer.slabs import Slab
 from wds_async.transfer.stats import Board, Counters
@@ -104,9 +105,11 @@ class ShardReader(Iterator["ShardStream"]):
         self._lookahead = max(1, self.config.connections if options.lookahead is None else options.lookahead)
         self._ahead: deque[ShardStream | BaseException] = deque()
         self._open: list[ShardStream] = []
-        self._events = EventQueue(self.counters)
+        self._arrived: dict[int, deque[Piece | End]] = {}
+        """By the number of a shard, events that came while another one was waited for."""
+        self._events = event_queue(options)
         self._pid = os.getpid()
-        self._started: tuple[Engine, Pump] | None = None
+        self._started: tuple[Engine | RemoteEngine, Pump | RemotePump] | None = None
         self._finalizer: weakref.finalize[Any, ShardReader] | None = None
         self._returned: list[Slab] = []
         self._taken = 0
@@ -163,6 +166,7 @@ class ShardReader(Iterator["ShardStream"]):
             if isinstance(following, ShardStream):
                 following._leave_cache()
         self._ahead.clear()
+        self._arrived.clear()
         if self._verifier is not None:
             self._verifier.close()
         if self._finalizer is not None:
@@ -173,8 +177,10 @@ class ShardReader(Iterator["ShardStream"]):
             self.limit.over()
 
     def engine(self) -> Engine:
-        """Return the engine that reads, started if need be."""
-        return self._start()[0]
+        """Return the engine that reads, started if need be; for ``verify="always"`` it is in this process."""
+        engine = self._start()[0]
+        assert isinstance(engine, Engine)
+        return engine
 
     def reading(self, shards: Iterable[Any], counters: Counters, *, optional: bool = False) -> ShardReader:
         """Return a reader of other ``shards``, which goes past the cache, compares nothing and counts in ``counters``.
@@ -194,16 +200,16 @@ class ShardReader(Iterator["ShardStream"]):
         if self.closed:
             raise ReaderClosed("this reader was closed; iterate over the dataset again")
 
-    def _start(self) -> tuple[Engine, Pump]:
+    def _start(self) -> tuple[Engine | RemoteEngine, Pump | RemotePump]:
         if self._started is None:
             self._opened_at = time.monotonic()
-            self._started = Engine.acquire(self.options, self._events)
-            self._finalizer = weakref.finalize(self, Engine.release, *self._started)
+            engine, pump = self._started = acquire(self.options, self._events)
+            self._finalizer = weakref.finalize(self, engine.release, pump)  # type: ignore[arg-type]  # they are a pair
         return self._started
 
     def _top_up(self) -> None:
         """Take shards from the source until enough are ahead."""
-        batch: list[tuple[str, Location | WdsError, Span]] = []
+        batch: list[QueuedShard] = []
         while self._source is not None and len(self._ahead) < self._lookahead:
             try:
                 info = next(self._source)
@@ -219,7 +225,7 @@ class ShardReader(Iterator["ShardStream"]):
                 logger.warning("shard %d: %s", stream.number, redact(stream.url))
             self._taken += 1
             self._ahead.append(stream)
-            batch.append((stream.url, stream.located, stream.span))
+            batch.append((stream.number, stream.url, stream.located, stream.span))
             if getattr(info, "alone", False):  # it changes its name once the next one is taken
                 break
         if batch:
@@ -228,19 +234,31 @@ class ShardReader(Iterator["ShardStream"]):
 
     def _next_event(self, stream: ShardStream) -> Piece | End:
         """Return the next event of ``stream``, waiting for it if need be."""
-        engine = self._give_back()[0]
-        event = self._events.get(lambda: engine.alive and not self.closed)
-        if isinstance(event, Finished):
-            self._fail(event, stream.url)
+        engine = self._give_back()
+        while stream.number not in self._arrived:
+            event = self._events.get(lambda: engine.alive and not self.closed)
+            if not isinstance(event, Finished) and event.shard.number == stream.number:
+                return event
+            self._keep(event, stream.url)
+        events = self._arrived[stream.number]
+        event = events.popleft()
+        if not events:
+            del self._arrived[stream.number]
         return event
 
-    def _give_back(self) -> tuple[Engine, Pump]:
+    def _keep(self, event: Event, url: str = "") -> None:
+        if not isinstance(event, Finished):
+            self._arrived.setdefault(event.shard.number, deque()).append(event)
+        elif event.error is not None:
+            self._fail(event, url)
+
+    def _give_back(self) -> Engine | RemoteEngine:
         """Give the engine the memory that was read, and return it."""
         engine, pump = self._start()
         if self._returned:
             returned, self._returned = self._returned, []
             engine.submit(pump.release, returned)
-        return engine, pump
+        return engine
 
     def _fail(self, event: Finished, url: str) -> NoReturn:
         self.close()
@@ -250,11 +268,6 @@ class ShardReader(Iterator["ShardStream"]):
 class InterleavedReader(ShardReader):
     """Iterator of `ShardStream`, of which up to ``options.interleave`` may be open at once, to be read in any order:
     each until its `ShardStream.close`, or its end."""
-
-    def __init__(self, shards: Iterable[str | Mapping[str, Any]], options: ReadOptions) -> None:
-        super().__init__(shards, options)
-        self._arrived: dict[int, deque[Piece | End]] = {}
-        """By the number of a shard, events that came while another one was waited for."""
 
     def __next__(self) -> ShardStream:
         self._check()
@@ -276,33 +289,9 @@ class InterleavedReader(ShardReader):
 
     def wait(self) -> None:
         """Wait until bytes of any shard come; not if none are on their way."""
-        engine, pump = self._give_back()
+        engine = self._give_back()
         with contextlib.suppress(ReaderClosed):
-            self._keep(self._events.get(lambda: engine.alive and not self.closed and pump.window.flying > 0))
-
-    def close(self) -> None:
-        super().close()
-        self._arrived.clear()
-
-    def _next_event(self, stream: ShardStream) -> Piece | End:
-        self._give_back()
-        while stream.number not in self._arrived:
-            event = super()._next_event(stream)
-            if event.shard.number == stream.number:
-                return event
-            self._keep(event)
-        events = self._arrived[stream.number]
-        event = events.popleft()
-        if not events:
-            del self._arrived[stream.number]
-        return event
-
-    def _keep(self, event: Event) -> None:
-        if isinstance(event, Finished):
-            if event.error is not None:
-                self._fail(event, "")
-            return
-        self._arrived.setdefault(event.shard.number, deque()).append(event)
+            self._keep(self._events.get(lambda: engine.alive and not self.closed and self._events.flying > 0))
 
 
 class ShardStream:

@@ -8,10 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import mmap
+import os
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["LARGEST_BYTES", "MIN_SLAB_BYTES", "Slab", "SlabBudget", "SlabPool", "SmallReserve", "slab_bytes"]
+__all__ = [
+    "LARGEST_BYTES",
+    "MIN_SLAB_BYTES",
+    "SharedSlabPool",
+    "Slab",
+    "SlabBudget",
+    "SlabPool",
+    "SlabView",
+    "SmallReserve",
+    "slab_bytes",
+]
 
 MIN_SLAB_BYTES = 64 << 10
 LARGEST_BYTES = 4 << 20
@@ -92,7 +103,7 @@ class SlabPool:
             piece = self.block_bytes
             if not self._free[piece]:
                 try:
-                    block = _map_block(self.block_bytes)  # first: where there is none, nothing has changed
+                    block = self._map_block(len(self._blocks))  # first: where there is none, nothing has changed
                     self._free[piece][len(self._blocks) * piece] = None
                     self._blocks.append(block)
                 except OSError:
@@ -127,6 +138,9 @@ class SlabPool:
         self._blocks.clear()
         self._free = {self.block_bytes: {}}
 
+    def _map_block(self, number: int) -> mmap.mmap:
+        return _map(self.block_bytes)
+
     def _smallest_free(self, size: int) -> int | None:
         while size <= self.block_bytes:
             if self._free.get(size):
@@ -137,6 +151,45 @@ class SlabPool:
     def _view(self, address: int, size: int) -> memoryview:
         block, offset = divmod(address, self.block_bytes)
         return memoryview(self._blocks[block])[offset : offset + size]
+
+
+class SharedSlabPool(SlabPool):
+    """A pool whose memory another process can map: its blocks are those of a ``file`` without a name."""
+
+    def __init__(self, budget_bytes: int, block_bytes: int) -> None:
+        super().__init__(budget_bytes, block_bytes)
+        self.file = os.memfd_create("wds-async-slabs")
+
+    def _map_block(self, number: int) -> mmap.mmap:
+        os.ftruncate(self.file, (number + 1) * self.block_bytes)
+        return _map(self.block_bytes, self.file, number * self.block_bytes)
+
+    def close(self) -> None:
+        super().close()
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+
+
+class SlabView:
+    """The memory of another process's `SharedSlabPool`, of which it has sent the ``file`` (taken over) and the size of
+    a block."""
+
+    def __init__(self, file: int, block_bytes: int) -> None:
+        self._file, self._block_bytes = file, block_bytes
+        self._blocks: dict[int, mmap.mmap] = {}
+
+    def slab(self, address: int, size: int) -> Slab:
+        """Return the slab at ``address`` of the pool."""
+        number, offset = divmod(address, self._block_bytes)
+        if number not in self._blocks:
+            self._blocks[number] = _map(self._block_bytes, self._file, number * self._block_bytes)
+        return Slab(address, size, memoryview(self._blocks[number])[offset : offset + size])
+
+    def close(self) -> None:
+        """Let go of all memory but that of slabs that are still held."""
+        self._blocks.clear()
+        os.close(self._file)
 
 
 class SmallReserve:
@@ -180,12 +233,13 @@ class SmallReserve:
             self._pool.give_back(self._taken.pop(slab.address - offset))
 
 
-def _map_block(size: int) -> mmap.mmap:
-    """Map shared memory, with all its pages where that can be had: one by one, when they are first written to, they
-    cost twice the time."""
+def _map(size: int, file: int = -1, offset: int = 0) -> mmap.mmap:
+    """Map shared memory, of a ``file`` or of this process and its forks, with all its pages where that can be had: one
+    by one, when they are first written to, they cost twice the time."""
     if not hasattr(mmap, "MAP_POPULATE"):
-        return mmap.mmap(-1, size)
-    return mmap.mmap(-1, size, flags=mmap.MAP_SHARED | mmap.MAP_ANONYMOUS | mmap.MAP_POPULATE)
+        return mmap.mmap(file, size, offset=offset)
+    anonymous = mmap.MAP_ANONYMOUS if file < 0 else 0
+    return mmap.mmap(file, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE | anonymous, offset=offset)
 
 
 class SlabBudget:

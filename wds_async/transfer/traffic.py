@@ -134,6 +134,17 @@ class Traffic:
         for name, traffic in list(other.origins.items()):
             self.of(name).merge(traffic)
 
+    def since(self, before: Mapping[str, Mapping[str, Any]]) -> Traffic:
+        """Return what was counted since an earlier `as_dict` of the same."""
+        passed = Traffic.of_dict(self.as_dict())
+        for name, values in before.items():
+            one = passed.origins[name]
+            for count in _COUNTS:
+                setattr(one, count, getattr(one, count) - values[count])
+            one.seconds.counts[:] = (a - b for a, b in zip(one.seconds.counts, values["counts"], strict=True))
+            one.seconds.total -= values["seconds"]
+        return passed
+
     def __add__(self, other: Traffic) -> Traffic:
         total = Traffic()
         total.merge(self)

@@ -147,15 +147,18 @@ class Window:
         self,
         url: str,
         *,
+        number: int | None = None,
         streamed: bool = False,
         start: int = 0,
         stop: int | None = None,
         error: Exception | None = None,
         state: Any = None,
     ) -> Shard:
-        """Append a shard, or bytes ``[start, stop)`` of it, to the stream; one with an ``error`` ends there at once."""
-        shard = Shard(self._next_number, url, streamed, start, stop, end=stop, planned=start, error=error, state=state)
-        self._next_number += 1
+        """Append a shard, or bytes ``[start, stop)`` of it, to the stream; one with an ``error`` ends there at once.
+        Its ``number`` is larger than that of any before it, by default the next."""
+        number = self._next_number if number is None else number
+        shard = Shard(number, url, streamed, start, stop, end=stop, planned=start, error=error, state=state)
+        self._next_number = number + 1
         self._shards[shard.number] = shard
         if error is None:
             heapq.heappush(self._unplanned, shard.number)
