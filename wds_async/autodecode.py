@@ -236,11 +236,22 @@ class Decoder:
         self.only = None if names is None else frozenset(names.split() if isinstance(names, str) else names)
         self.partial = bool(partly)
 
-    def decode1(self, key: str, data: Any) -> Any:
-        """Return the object in one field called ``key``, or ``data`` itself if no handler knows it."""
+    @property
+    def draws(self) -> bool:
+        """True if a handler cuts images at random: `decode` takes a number then, from which its result follows."""
+        return any(isinstance(handler, ImageHandler) and handler.draws for handler in self.handlers)
+
+    def decode1(self, key: str, data: Any, number: int | None = None) -> Any:
+        """Return the object in one field called ``key``, or ``data`` itself if no handler knows it.
+
+        ``number`` decides on random crops; None draws one from the global ``random``.
+        """
         key = f".{key}"
         for handler in self.handlers:
-            result = handler(key, data)
+            if number is not None and isinstance(handler, ImageHandler):
+                result = handler(key, data, number)
+            else:
+                result = handler(key, data)
             if result is None:
                 continue
             if not isinstance(result, Continue):
@@ -248,8 +259,8 @@ class Decoder:
             key, data = result.key, result.data
         return data
 
-    def decode(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Return a new sample with the fields decoded. TypeError for what is not a dict."""
+    def decode(self, sample: dict[str, Any], number: int | None = None) -> dict[str, Any]:
+        """Return a new sample with the fields decoded; ``number`` as in `decode1`. TypeError for what is not a dict."""
         if not isinstance(sample, dict):
             kind = type(sample).__name__
             raise TypeError(f"decode takes samples that are dicts, not a {kind}: put it before to_tuple and batched")
@@ -262,7 +273,7 @@ class Decoder:
                 result[field] = value
             elif isinstance(value, bytes):
                 try:
-                    result[field] = self.decode1(field, value)
+                    result[field] = self.decode1(field, value, number)
                 except Exception as exn:
                     raise _failure(sample, field, f"{type(exn).__name__}: {exn}") from exn
             elif partial and value is not None:

@@ -53,6 +53,12 @@ def sometimes(sample: Any) -> Any:
 
 
 @wds.deterministic
+def pictured(sample: Any) -> Any:
+    pixels = random.Random(number(sample)).randbytes(9 * 7 * 3)
+    return {**sample, "ppm": b"P6 9 7 255\n" + pixels}
+
+
+@wds.deterministic
 def until_24(sample: Any) -> Any:
     if sample["__key__"] == "000024":
         raise ValueError(sample["__key__"])
@@ -153,6 +159,10 @@ PIPELINES: dict[str, Make] = {
     "extract_keys": lambda urls: dataset(urls).extract_keys("cls", "json"),
     "a handler": lambda urls: dataset(urls).map(sometimes, handler=ignore_and_continue).shuffle(5, seed=1),
     "decode, threads": lambda urls: dataset(urls).decode(threads=2),
+    "random crops": lambda urls: dataset(urls).map(pictured).decode("rgb8", size=2, crop="random", flip=True),
+    "random crops, threads": lambda urls: (
+        dataset(urls).map(pictured).decode("rgb8", size=2, crop="random", threads=3).shuffle(4, seed=1)
+    ),
     "a handler that stops": lambda urls: dataset(urls).map(until_24, handler=ignore_and_stop).shuffle(9, seed=1),
     "a handler that stops, threads": lambda urls: (
         dataset(urls).map(until_24, handler=ignore_and_stop, threads=3).shuffle(9, seed=1)

@@ -11,13 +11,14 @@ import functools
 import io
 import threading
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from wds_async import world
 from wds_async.arguments import check_size
+from wds_async.decoding.crops import Crop, Cut, drawn_number, resizer
 from wds_async.errors import MissingExtra
 
 if TYPE_CHECKING:
@@ -93,12 +94,19 @@ class ImageHandler:
     time, and other formats are averaged over squares of pixels after decoding (Pillow's ``reduce``). The two round and
     filter differently: they differ where there is detail too fine for the smaller image.
 
+    ``crop`` gives all images one size; JPEGs are decoded at the smallest of these scales that still has as many pixels.
+
     Raises ValueError for an unknown ``imagespec`` and a ``min_size`` below 1, `MissingExtra` where Pillow or torch is
     not installed, and Pillow's errors for data that is no image.
     """
 
     def __init__(
-        self, imagespec: str, extensions: Iterable[str] = IMAGE_EXTENSIONS, *, min_size: int | None = None
+        self,
+        imagespec: str,
+        extensions: Iterable[str] = IMAGE_EXTENSIONS,
+        *,
+        min_size: int | None = None,
+        crop: Crop | None = None,
     ) -> None:
         if imagespec not in imagespecs:
             swapped = [name for name in imagespecs if sorted(name) == sorted(imagespec.lower())]  # rgbtorch, torchrgb
@@ -108,75 +116,122 @@ class ImageHandler:
         self.imagespec = imagespec
         self.extensions = frozenset(extensions)
         self.min_size = None if min_size is None else check_size("ImageHandler", "min_size", min_size, at_least=1)
+        self.crop = crop
         if world.may_fork_workers():
             _agrees()
+            if crop is not None:
+                resizer()
 
-    def __call__(self, key: str, data: bytes) -> Any:
-        """Return the image in ``data``, or None for another extension of ``key`` (``".seg.png"``)."""
+    @property
+    def draws(self) -> bool:
+        """True if the result depends on a number that is drawn for each sample."""
+        return self.crop is not None and self.crop.draws
+
+    def __call__(self, key: str, data: bytes, number: int | None = None) -> Any:
+        """Return the image in ``data``, or None for another extension of ``key`` (``".seg.png"``).
+
+        A random crop follows from the image's size and ``number``; None draws one from the global ``random``.
+        """
         if key.rpartition(".")[2].lower() not in self.extensions:
             return None
         container, kind, channels = imagespecs[self.imagespec]
         channels, scaled = channels.upper(), kind == "float"
+        size: _Size = _Whole(self.min_size)
+        if self.crop is not None:
+            size = Cut(self.crop, drawn_number(world.global_draws()) if number is None else number)
         if container == _NUMPY:
-            return _interleaved(data, channels, scaled, self.min_size)
+            return _interleaved(data, channels, scaled, size)
         if container == _TORCH:
-            return _tensor(data, channels, scaled, self.min_size)
-        return _open(data, channels, self.min_size, copy=True)
+            return _tensor(data, channels, scaled, size)
+        return _open(data, channels, size, copy=True)
 
 
 def imagehandler(
-    imagespec: str, extensions: Iterable[str] = IMAGE_EXTENSIONS, *, min_size: int | None = None
+    imagespec: str,
+    extensions: Iterable[str] = IMAGE_EXTENSIONS,
+    *,
+    min_size: int | None = None,
+    **crop: Any,
 ) -> ImageHandler:
-    """Return an `ImageHandler`, under the name that pipelines use."""
-    return ImageHandler(imagespec, extensions, min_size=min_size)
+    """Return an `ImageHandler`, under the name that pipelines use; ``size``, ``crop`` and so on as in `decode`."""
+    return ImageHandler(imagespec, extensions, min_size=min_size, crop=Crop.of(**crop) if crop else None)
 
 
-def _divisor(height: int, width: int, min_size: int | None) -> int:
-    """Return 1, 2, 4 or 8: the largest that leaves no side, rounded up, below ``min_size``."""
-    if min_size is None:
-        return 1
-    return next((n for n in (8, 4, 2) if -(-min(height, width) // n) >= min_size), 1)
+class _Size(Protocol):
+    """At which scale an image is decoded, and what is made of that."""
+
+    def divisor(self, height: int, width: int) -> int:
+        """Return 1, 2, 4 or 8 for an image of this size."""
+
+    def pixels(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return what is wanted of the pixels of the image, at full size or divided."""
+
+    def image(self, image: Image) -> Image:
+        """Return what is wanted of a Pillow image likewise."""
 
 
-def _open(data: bytes, channels: str, min_size: int | None = None, *, copy: bool = False) -> Image:
+class _Whole:
+    """The whole image, at 1/2, 1/4 or 1/8 where that leaves no side, rounded up, below ``min_size``."""
+
+    def __init__(self, min_size: int | None) -> None:
+        self._min_size = min_size
+        self._full, self._divisor = (0, 0), 1
+
+    def divisor(self, height: int, width: int) -> int:
+        """Return the largest of 1, 2, 4 and 8 that it may be."""
+        if self._min_size is not None:
+            shorter, self._full = min(height, width), (height, width)
+            self._divisor = next((n for n in (8, 4, 2) if -(-shorter // n) >= self._min_size), 1)
+        return self._divisor
+
+    def pixels(self, image: NDArray[np.uint8]) -> NDArray[np.uint8]:
+        """Return the image: JPEGs are decoded at their scale."""
+        return image
+
+    def image(self, image: Image) -> Image:
+        """Return the image, reduced if it was decoded at full size."""
+        full = (image.height, image.width) == self._full
+        return image.reduce(self._divisor) if full and self._divisor > 1 else image
+
+
+def _open(data: bytes, channels: str, size: _Size | None = None, *, copy: bool = False) -> Image:
     """Decode an image; with ``copy`` to a plain Image, which holds no file."""
     try:
         import PIL.Image  # noqa: PLC0415 (an extra)
     except ImportError as exn:
         raise MissingExtra('decoding images needs Pillow: pip install "wds-async[images]"') from exn
+    size = size or _Whole(None)
     image: Image = PIL.Image.open(io.BytesIO(data))
     width, height = image.size
-    divisor = _divisor(height, width, min_size)
+    divisor = size.divisor(height, width)
     if 1 < divisor <= min(width, height):
         image.draft(None, (width // divisor, height // divisor))  # JPEG's; other formats do nothing
     image.load()
-    reduced = image.size != (width, height)
     image = image.convert(channels) if copy or image.mode != channels else image
-    return image if reduced or divisor == 1 else image.reduce(divisor)
+    return size.image(image)
 
 
-def _interleaved(data: bytes, channels: str, scaled: bool, min_size: int | None) -> NDArray[Any]:
+def _interleaved(data: bytes, channels: str, scaled: bool, size: _Size) -> NDArray[Any]:
     """Return height x width (x channels), as numpy users have it; floats in [0, 1] where ``scaled``."""
-    pixels = _fast(data, "RGB", min_size, _scratch if scaled else None) if channels == "RGB" else None
-    if pixels is None:
-        pixels = np.asarray(_open(data, channels, min_size))
+    pixels = _fast(data, "RGB", size, _scratch if scaled else None) if channels == "RGB" else None
+    pixels = np.asarray(_open(data, channels, size)) if pixels is None else size.pixels(pixels)
     return _unit_range(pixels) if scaled else pixels
 
 
-def _planar(data: bytes, channels: str, scaled: bool, min_size: int | None) -> NDArray[Any]:
+def _planar(data: bytes, channels: str, scaled: bool, size: _Size) -> NDArray[Any]:
     """Return (channels x) height x width, as torch users have it, writable; floats in [0, 1] where ``scaled``.
 
     Taking the channels apart is half of the work that is not decoding. Four bytes a pixel are shifted out in half the
     time of transposing an array, and Pillow unpacks single channels as fast.
     """
-    pixels = _fast(data, "RGBX", min_size, _scratch) if channels == "RGB" else None
+    pixels = _fast(data, "RGBX", size, _scratch) if channels == "RGB" else None
     if pixels is None:
-        image = _open(data, channels, min_size)
+        image = _open(data, channels, size)
         shape = (len(channels), image.height, image.width) if len(channels) > 1 else (image.height, image.width)
         packed = bytearray().join([image.tobytes("raw", channel) for channel in channels])
         planes = np.frombuffer(packed, np.uint8).reshape(shape)
         return _unit_range(planes) if scaled else planes
-    words = pixels.view("<u4")[..., 0]
+    words = size.pixels(pixels).view("<u4")[..., 0]
     result = np.empty((3, *words.shape), np.float32 if scaled else np.uint8)
     plane = np.empty(words.shape, np.uint8)
     for number, channel in enumerate(result):
@@ -193,12 +248,12 @@ def _unit_range(pixels: NDArray[np.uint8], out: NDArray[np.float32] | None = Non
     return np.divide(pixels, np.float32(255), out=out, dtype=np.float32)
 
 
-def _tensor(data: bytes, channels: str, scaled: bool, min_size: int | None) -> Any:
+def _tensor(data: bytes, channels: str, scaled: bool, size: _Size) -> Any:
     try:
         import torch  # noqa: PLC0415 (an extra)
     except ImportError as exn:
         raise MissingExtra('torch images need torch: pip install "wds-async[torch]"') from exn
-    return torch.from_numpy(_planar(data, channels, scaled, min_size))
+    return torch.from_numpy(_planar(data, channels, scaled, size))
 
 
 # ------------------------------------------------------------------ simplejpeg
@@ -225,11 +280,12 @@ _scratch = _Scratch()
 
 
 def _fast(
-    data: bytes, order: str, min_size: int | None = None, memory: Callable[[int], Any] | None = None
+    data: bytes, order: str, size: _Size | None = None, memory: Callable[[int], Any] | None = None
 ) -> NDArray[np.uint8] | None:
     """Return the pixels of a colour JPEG, height x width x ``order`` ("RGB" or "RGBX"), in ``memory(size_bytes)`` or
     fresh memory. None where Pillow has to read it."""
-    return _simplejpeg(data, order, min_size, memory) if data[:2] == b"\xff\xd8" and _agrees() else None
+    jpeg = data[:2] == b"\xff\xd8" and _agrees()
+    return _simplejpeg(data, order, size or _Whole(None), memory) if jpeg else None
 
 
 @functools.cache
@@ -245,16 +301,16 @@ def _agrees() -> bool:
         stream = io.BytesIO()
         fromarray(noise).save(stream, "JPEG", quality=85, subsampling=subsampling)
         for min_size in (None, 18, 9, 4):
-            expected = np.asarray(_open(stream.getvalue(), "RGB", min_size))
+            expected = np.asarray(_open(stream.getvalue(), "RGB", _Whole(min_size)))
             for order in ("RGB", "RGBX"):
-                pixels = _simplejpeg(stream.getvalue(), order, min_size)
+                pixels = _simplejpeg(stream.getvalue(), order, _Whole(min_size))
                 if pixels is None or not np.array_equal(pixels[..., :3], expected):
                     return False
     return True
 
 
 def _simplejpeg(
-    data: bytes, order: str, min_size: int | None, memory: Callable[[int], Any] | None = None
+    data: bytes, order: str, size: _Size, memory: Callable[[int], Any] | None = None
 ) -> NDArray[np.uint8] | None:
     """Return the pixels; None for an image that Pillow would treat in a way of its own, or that is damaged."""
     import PIL.Image  # noqa: PLC0415 (an extra)
@@ -264,7 +320,7 @@ def _simplejpeg(
         height, width, colours, subsampling = simplejpeg.decode_jpeg_header(data)
         # Pillow warns of images above this size, and refuses those of twice as many pixels.
         small = PIL.Image.MAX_IMAGE_PIXELS is None or height * width <= PIL.Image.MAX_IMAGE_PIXELS
-        divisor = _divisor(height, width, min_size)
+        divisor = size.divisor(height, width)
         if colours != "YCbCr" or subsampling not in ("444", "422", "420") or not small or divisor > min(height, width):
             return None
         height, width = -(-height // divisor), -(-width // divisor)

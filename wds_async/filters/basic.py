@@ -10,13 +10,15 @@ import copy
 import functools
 import itertools
 import os
+import random
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import NoneType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from wds_async.arguments import check_function, check_slice, check_type, each, function, of_type, passing, size
-from wds_async.checkpoint.states import Counted, Held, StageState
+from wds_async.checkpoint.states import Counted, Held, RandomState, StageState
 from wds_async.errors import ConfigError
 from wds_async.filters.fields import not_found
 from wds_async.filters.threads import ThreadsState, on_threads
@@ -24,6 +26,7 @@ from wds_async.handlers import Handler, passed, reraise_exception
 from wds_async.stages import PipelineStage, Traits, pipelinefilter
 from wds_async.tar.group import at_place_of
 from wds_async.tracebacks import located
+from wds_async.world import global_draws
 
 if TYPE_CHECKING:
     from wds_async.samplecache import LMDBCached
@@ -71,9 +74,12 @@ def _all_deterministic(*args: Any, handler: Any = None, threads: int = 0, **kw: 
     return all(getattr(function, "deterministic", False) is True for function in functions)
 
 
-def _decodes_alike(*args: Any, pre: Any = None, post: Any = None, **kw: Any) -> bool:
-    """Return whether the program's own decoders, if there are any, were declared `deterministic`."""
-    return _all_deterministic(*args, pre, post)
+def _decodes_alike(
+    *args: Any, pre: Any = None, post: Any = None, crop: Any = None, flip: bool = False, **kw: Any
+) -> bool:
+    """Return whether no image is cut at random, and the program's own decoders, if there are any, were declared
+    `deterministic`."""
+    return crop != "random" and not flip and _all_deterministic(*args, pre, post)
 
 
 def identity(x: Any) -> Any:
@@ -173,9 +179,14 @@ def _decode(
     partial: bool = False,
     allow_pickle: bool = False,
     min_size: int | None = None,
+    size: int | tuple[int, int] | None = None,
+    crop: str | None = None,
+    resize: int | None = None,
+    scale: tuple[float, float] | None = None,
+    flip: bool = False,
     threads: int = 0,
     handler: Handler = reraise_exception,
-    state: ThreadsState | None = None,
+    state: DecodeState | None = None,
 ) -> Iterator[Sample]:
     """Decode fields by extension; ``args`` are image specifications (``"torchrgb"``) and decoder functions
     ``f("." + field, data)``, tried in order before the built-in ones (None: not mine).
@@ -187,22 +198,79 @@ def _decode(
     ``min_size`` decodes images at 1/2, 1/4 or 1/8 where both sides stay at least that many pixels, in a fraction
     of the time. With ``threads`` that many decode ahead, the order kept. ``allow_pickle`` trusts pickled fields of
     any class: they run code from the data. Raises ValueError at once for an unknown image specification.
+
+    ``size`` (a side, or height and width, in pixels) gives all images that size. ``crop="random"`` takes a window
+    of random area (a share of the image's within ``scale``, (0.08, 1) unless given), shape (ratios from 3/4 to
+    4/3) and place, and resizes it. ``crop="center"`` resizes the image until its shorter side is ``resize``
+    (unless given, until it just covers ``size``) and takes the middle. ``flip=True`` mirrors half of the images,
+    at random. JPEGs are decoded at a scale that is enough. Images of one sample and one size are cut alike. The
+    draws follow from the global ``random`` at the beginning of an iteration, and are part of the state.
     """
     from wds_async import autodecode  # noqa: PLC0415 (pipelines without decoding do not load the decoders)
 
-    chosen = [autodecode.imagehandler(a, min_size=min_size) if isinstance(a, str) else a for a in args]
-    decode = autodecode.Decoder(chosen, pre, post, only, partial, allow_pickle=allow_pickle).decode
-    return _each(data, decode, threads, handler, "decode", state)
+    options = _image_options(min_size, size, crop, resize, scale, flip)
+    chosen = [autodecode.imagehandler(a, **options) if isinstance(a, str) else a for a in args]
+    decoder = autodecode.Decoder(chosen, pre, post, only, partial, allow_pickle=allow_pickle)
+    state = state or DecodeState()
+    state.draws = decoder.draws
+    return _each(data, decoder.decode, threads, handler, "decode", state)
+
+
+def _image_options(min_size: Any, size: Any, crop: Any, resize: Any, scale: Any, flip: Any) -> dict[str, Any]:
+    """Return the arguments of `autodecode.imagehandler`. ConfigError for those that do not go together."""
+    cut = {"crop": crop, "resize": resize, "scale": scale, "flip": flip or None}
+    if size is None:
+        if without := [name for name, value in cut.items() if value is not None]:
+            raise ConfigError(f"decode: {without[0]}={cut[without[0]]!r} needs size=, the pixels of a side")
+        return {"min_size": min_size}
+    if min_size is not None:
+        raise ConfigError(f"decode: size={size!r} and min_size={min_size!r}: give one of them")
+    return {"size": size, **cut}
+
+
+class DecodeState(ThreadsState, RandomState):
+    """State of `decode`: the samples ahead with the numbers drawn for them, where images are cut at random."""
+
+    def __init__(self) -> None:
+        ThreadsState.__init__(self)
+        RandomState.__init__(self)
+        self.draws = False
+        self._drawn: deque[int] = deque()
+
+    def arguments(self, item: Any) -> tuple[Any, ...]:
+        """Return the sample and, if there is something to draw, its number."""
+        return (item, self._number()) if self.draws else (item,)
+
+    def _number(self) -> int:
+        if self._drawn:
+            return self._drawn.popleft()
+        if self.rng is None:
+            # A generator of our own: the numbers are the same whoever else draws from the global one meanwhile.
+            self.begin(random.Random(global_draws()() if self._loaded is None else 0))
+        number: int = self.rng.getrandbits(32)
+        return number
+
+    def save(self) -> dict[str, Any]:
+        if not self.draws:
+            return ThreadsState.save(self)
+        numbers = [*(arguments[1] for arguments, _ in self.jobs), *self._drawn]
+        return {**RandomState.save(self), "ahead": Held(self.ahead), "numbers": numbers}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        if "ahead" in saved:  # not where a pass is run again from its beginning
+            ThreadsState.load(self, saved)
+        RandomState.load(self, saved)
+        self._drawn = deque(saved.get("numbers", ()))
 
 
 def _each(
-    data: Iterable[Any], f: Callable[[Any], Any], threads: int, handler: Handler, stage: str, state: ThreadsState | None
+    data: Iterable[Any], f: Callable[..., Any], threads: int, handler: Handler, stage: str, state: ThreadsState
 ) -> Iterator[Any]:
     results, data = on_threads(data, f, threads, handler, stage, state)
     yield from results
     for sample in data:
         try:
-            result = f(sample)
+            result = f(*state.arguments(sample))
         except Exception as exn:
             if passed(handler, located(exn, stage, sample), sample):
                 continue
@@ -223,6 +291,28 @@ def _check_decoders(stage: str, argument: str, values: tuple[Any, ...]) -> tuple
     return values
 
 
+def _check_decode(
+    *args: Any,
+    min_size: Any = None,
+    size: Any = None,
+    crop: Any = None,
+    resize: Any = None,
+    scale: Any = None,
+    flip: Any = False,
+    **other: Any,
+) -> None:
+    """Raise ConfigError for a crop without an image specification, or for one that cannot be."""
+    from wds_async import autodecode  # noqa: PLC0415 (here, so that forked workers need not load the decoders)
+
+    options = _image_options(min_size, size, crop, resize, scale, flip)
+    if size is None:
+        return
+    specs = [value for value in args if isinstance(value, str)]
+    if not specs:
+        raise ConfigError(f'decode: size={size!r} is for images: name what they become, as in decode("rgb8", size=…)')
+    autodecode.imagehandler(specs[0], **options)
+
+
 decode = pipelinefilter(
     _decode,
     {
@@ -230,7 +320,8 @@ decode = pipelinefilter(
         "threads": size(at_least=0),
         "min_size": size(at_least=1, optional=True),
     },
-    Traits(one_to_one=True, handler="handler", state=ThreadsState, pure=_decodes_alike),
+    Traits(one_to_one=True, handler="handler", state=DecodeState, pure=_decodes_alike),
+    _check_decode,
 )
 
 

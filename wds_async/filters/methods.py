@@ -100,6 +100,11 @@ class FilterMethods:
         partial: bool = False,
         allow_pickle: bool = False,
         min_size: int | None = None,
+        size: int | tuple[int, int] | None = None,
+        crop: str | None = None,
+        resize: int | None = None,
+        scale: tuple[float, float] | None = None,
+        flip: bool = False,
         threads: int = 0,
         handler: Handler = reraise_exception,
     ) -> Self:
@@ -113,6 +118,13 @@ class FilterMethods:
         ``min_size`` decodes images at 1/2, 1/4 or 1/8 where both sides stay at least that many pixels, in a fraction
         of the time. With ``threads`` that many decode ahead, the order kept. ``allow_pickle`` trusts pickled fields of
         any class: they run code from the data. Raises ValueError at once for an unknown image specification.
+
+        ``size`` (a side, or height and width, in pixels) gives all images that size. ``crop="random"`` takes a window
+        of random area (a share of the image's within ``scale``, (0.08, 1) unless given), shape (ratios from 3/4 to
+        4/3) and place, and resizes it. ``crop="center"`` resizes the image until its shorter side is ``resize``
+        (unless given, until it just covers ``size``) and takes the middle. ``flip=True`` mirrors half of the images,
+        at random. JPEGs are decoded at a scale that is enough. Images of one sample and one size are cut alike. The
+        draws follow from the global ``random`` at the beginning of an iteration, and are part of the state.
         """
         return self.compose(
             basic.decode(
@@ -123,6 +135,11 @@ class FilterMethods:
                 partial=partial,
                 allow_pickle=allow_pickle,
                 min_size=min_size,
+                size=size,
+                crop=crop,
+                resize=resize,
+                scale=scale,
+                flip=flip,
                 threads=threads,
                 handler=handler,
             )

@@ -33,8 +33,8 @@ _RUNNING_S = 0.1  # for a call that ran when its threads were ended
 Result = tuple[Any, BaseException | None]
 _NOT_RUN: Result = (None, ReaderClosed("the iteration was left"))
 """The answer to a call that was not begun when its threads were ended."""
-Job = tuple[Any, "queue.SimpleQueue[Result]"]
-_Call = tuple[Callable[[Any], Any], Any, "queue.SimpleQueue[Result]"]
+Job = tuple[tuple[Any, ...], "queue.SimpleQueue[Result]"]  # the function's arguments, the item first
+_Call = tuple[Callable[..., Any], tuple[Any, ...], "queue.SimpleQueue[Result]"]
 _running: weakref.WeakSet[_Threads] = weakref.WeakSet()
 
 
@@ -45,24 +45,34 @@ class ThreadsState(StageState):
         self.jobs: deque[Job] = deque()
         self.inputs: deque[Any] = deque()
         """Items of an earlier run that are to be submitted first."""
-        self.function: Callable[[Any], Any] | None = None
+        self.function: Callable[..., Any] | None = None
         """Makes the results that are missing once the threads have ended, because the loop was left."""
 
     @contextlib.contextmanager
-    def of(self, function: Callable[[Any], Any]) -> Iterator[None]:
+    def of(self, function: Callable[..., Any]) -> Iterator[None]:
         """Note ``function`` when its threads have ended."""
         try:
             yield
         finally:
             self.function = function
 
+    def arguments(self, item: Any) -> tuple[Any, ...]:
+        """Return the arguments of the function for ``item``, which comes first among them. Called once an item, in
+        their order."""
+        return (item,)
+
+    @property
+    def ahead(self) -> list[Any]:
+        """The items whose results have not been taken."""
+        return [*(arguments[0] for arguments, _ in self.jobs), *self.inputs]
+
     def save(self) -> dict[str, Any]:
-        return {"ahead": Held([*(item for item, _ in self.jobs), *self.inputs], self._results)}
+        return {"ahead": Held(self.ahead, self._results)}
 
     def load(self, saved: dict[str, Any]) -> None:
         ahead = saved["ahead"]
         if ahead.done:
-            self.jobs.extend((None, _answered((result, None))) for result in ahead)
+            self.jobs.extend(((None,), _answered((result, None))) for result in ahead)
         else:
             self.inputs = deque(ahead)
 
@@ -81,22 +91,22 @@ class ThreadsState(StageState):
         results = []
         if self.inputs:
             raise StateError("items are to be given to threads again that have not begun: take the state an item later")
-        for number, (item, answer) in enumerate(self.jobs):
-            result = self._result(item, answer)
-            self.jobs[number] = item, _answered(result)
+        for number, (arguments, answer) in enumerate(self.jobs):
+            result = self._result(arguments, answer)
+            self.jobs[number] = arguments, _answered(result)
             if result[1] is not None:
                 raise StateError("a function on a thread ahead has raised; the state can be saved behind that item")
             results.append(result[0])
         return results
 
-    def _result(self, item: Any, answer: queue.SimpleQueue[Result]) -> Result:
+    def _result(self, arguments: tuple[Any, ...], answer: queue.SimpleQueue[Result]) -> Result:
         if self.function is None:
             return answer.get()
         try:
             result = answer.get(timeout=_RUNNING_S)
         except queue.Empty:
             result = _NOT_RUN
-        return (self.function(item), None) if result is _NOT_RUN else result
+        return (self.function(*arguments), None) if result is _NOT_RUN else result
 
 
 def _answered(result: Result) -> queue.SimpleQueue[Result]:
@@ -129,7 +139,7 @@ def shared_threads(threads: int) -> Iterator[None]:
 
 def on_threads(
     source: Iterable[Any],
-    f: Callable[[Any], Any],
+    f: Callable[..., Any],
     threads: int,
     handler: Handler,
     stage: str,
@@ -144,7 +154,7 @@ def on_threads(
 
 def ordered_map(
     source: Iterable[Any],
-    f: Callable[[Any], Any],
+    f: Callable[..., Any],
     threads: int,
     handler: Handler = reraise_exception,
     *,
@@ -169,7 +179,7 @@ def ordered_map(
 
 
 def _threaded(
-    source: Iterable[Any], f: Callable[[Any], Any], threads: int, handler: Handler, stage: str, state: ThreadsState
+    source: Iterable[Any], f: Callable[..., Any], threads: int, handler: Handler, stage: str, state: ThreadsState
 ) -> Iterator[Any]:
     items, ended = itertools.chain(state.first(), source), False
     failure: BaseException | None = None
@@ -186,13 +196,13 @@ def _threaded(
                 except Exception as exn:
                     ended, failure = True, exn
                 else:
-                    jobs.append(pool.submit(f, item))
+                    jobs.append(pool.submit(f, state.arguments(item)))
                     del item  # else the latest item would live until the next one comes
             if not jobs:
                 break
             if os.getpid() != owner:
                 raise ReaderClosed("this iterator's threads are its parent process's: begin a new iteration here")
-            item, answer = jobs.popleft()
+            arguments, answer = jobs.popleft()
             answered = answer.get()
             result, error = answered
             if error is None:
@@ -201,10 +211,10 @@ def _threaded(
                 raise ReaderClosed("the loader that has these threads was left")
             elif not isinstance(error, Exception):
                 raise error
-            elif not passed(handler, located(error, stage, item), item):
+            elif not passed(handler, located(error, stage, arguments[0]), arguments[0]):
                 jobs.clear()
                 return
-            del answered, result, error, item, answer
+            del answered, result, error, arguments, answer
     if failure is not None:
         raise failure
 
@@ -236,14 +246,14 @@ class _Threads:
             raise
         _running.add(self)
 
-    def submit(self, f: Callable[[Any], Any], item: Any) -> Job:
+    def submit(self, f: Callable[..., Any], arguments: tuple[Any, ...]) -> Job:
         answer: queue.SimpleQueue[Result] = queue.SimpleQueue()
         with self._lock:
             if self._closed.is_set():
                 answer.put(_NOT_RUN)
             else:
-                self._queue.put((f, item, answer))
-        return item, answer
+                self._queue.put((f, arguments, answer))
+        return arguments, answer
 
     def close(self) -> None:
         """Let the threads end after their calls, without waiting: this may run on one of them, as a finaliser."""
@@ -255,13 +265,13 @@ class _Threads:
 
 def _work(calls: queue.SimpleQueue[_Call | None], closed: threading.Event) -> None:
     while (call := calls.get()) is not None:
-        f, item, answer = call
+        f, arguments, answer = call
         try:
-            result: Result = _NOT_RUN if closed.is_set() else (f(item), None)
+            result: Result = _NOT_RUN if closed.is_set() else (f(*arguments), None)
         except BaseException as exn:
             result = (None, exn)
         answer.put(result)
-        del call, f, item, answer, result  # nothing of a sample stays here while the thread waits for the next
+        del call, f, arguments, answer, result  # nothing of a sample stays here while the thread waits for the next
 
 
 @atexit.register
