@@ -36,6 +36,7 @@ __all__ = [
     "Packed",
     "StateSaver",
     "abandon",
+    "begins_in_slots",
     "joined",
     "memory_of_process",
     "pack",
@@ -92,7 +93,7 @@ class Handover:
         if data is NO_BATCH or (isinstance(data, list) and data and data[0] is NO_BATCH):
             return DeliveredBatch(None, worker[0], empty=True)
         batch = self.collate_fn(data)
-        if self.shared and _begins_in_slots():
+        if self.shared and _worker_begins_in_slots():
             batch_memory.use(memory_of_process())  # from the next batch on
         return DeliveredBatch(pack(batch) if self.shared else batch, worker[0], _saver().state())
 
@@ -151,14 +152,17 @@ def _saver() -> StateSaver:
     return StateSaver(_dataset_of_worker())
 
 
-@functools.cache
-def _begins_in_slots() -> bool:
-    """Return whether this worker makes arrays of batches in slots, which the program may then change: where `batched`
-    is the last stage, so that no other one keeps a batch to give it again."""
-    dataset = _dataset_of_worker()
+def begins_in_slots(dataset: Any) -> bool:
+    """Return whether arrays of the batches of ``dataset`` may be made in slots, which the program may then change:
+    where `batched` is the last stage, so that no other one keeps a batch to give it again."""
     stages = getattr(dataset, "pipeline", None)
     traits = traits_of(stages[-1]) if stages else None
     return traits is not None and traits.batches is not None and getattr(dataset, "equal_steps", None) is None
+
+
+@functools.cache
+def _worker_begins_in_slots() -> bool:
+    return begins_in_slots(_dataset_of_worker())
 
 
 # ------------------------------------------------------------------ in the worker
@@ -217,6 +221,7 @@ class BatchMemory:
         self.slots: list[_Slot] = []
         self._shared, self._pin = shared, pin
         self._owner = os.getpid()
+        self._most = _SLOTS
         self._slot: _Slot | None = None
         """That of the batch that is being made."""
         self._lease: Any = None
@@ -233,7 +238,7 @@ class BatchMemory:
             return None
         self._asked += nbytes + _ALIGNMENT
         if self._slot is None:
-            if not self._expected or (slot := self.take(self._expected, _SLOTS)) is None:
+            if not self._expected or (slot := self.take(self._expected, self._most)) is None:
                 return None
             self._slot, self._lease, self._used = slot, slot.lease(), _ALIGNMENT
         end = self._used + nbytes
@@ -269,7 +274,7 @@ class BatchMemory:
         """Return a slot, which is taken now, with the contents of ``raws``, and their places in it. Those that were
         made in the slot of this batch stay where they are. None where no slot is free."""
         needed = _ALIGNMENT + sum(map(_aligned, raws))
-        slot, end = self._slot, self._used
+        slot, end, self._most = self._slot, self._used, most
         here = [None if slot is None else slot.place_of(raw) for raw in raws]
         rest = sum(_aligned(raw) for raw, start in zip(raws, here, strict=True) if start is None)
         self.end_batch(needed)

@@ -49,8 +49,8 @@ def pipeline_of(name: str) -> Any:
 class FeedDecoder:
     """Decoder ``slot`` of a feed. It makes batches of the pipeline ``name`` in the thread that calls `run`, and tells
     the coordinator of them in another. `fetch` may be called from any thread. ``pack`` returns what is kept of a
-    batch, and its bytes; the thread of `run` calls it, ``release`` for what is not needed, and ``forget`` when all
-    ranks begin anew."""
+    batch, and its bytes; the thread of `run` calls it, ``begin`` with each pipeline that is made, ``release`` for what
+    is not needed, and ``forget`` when all ranks begin anew."""
 
     def __init__(
         self,
@@ -62,11 +62,18 @@ class FeedDecoder:
         credit: int,
         release: Callable[[Any], None] | None = None,
         forget: Callable[[], None] = lambda: None,
+        begin: Callable[[Any], None] = lambda pipeline: None,
     ) -> None:
         self._name, self._slot, self._incarnation, self._ask = name, slot, incarnation, ask
         self._release, self._forget = release, forget
         self._unneeded: list[Any] = []
-        work = DecoderWork(lambda: pipeline_of(name), pack, self._unneeded.append)
+
+        def make() -> Any:
+            pipeline = pipeline_of(name)
+            begin(pipeline)
+            return pipeline
+
+        work = DecoderWork(make, pack, self._unneeded.append)
         self._batches = DecoderBatches(work, credit)
         self._news = threading.Condition()
         self._tell = threading.Event()

@@ -13,7 +13,7 @@ from multiprocessing import AuthenticationError
 from multiprocessing.connection import Client, Connection, Listener
 from typing import Any
 
-from wds_async import shared_batches
+from wds_async import batch_memory, shared_batches
 from wds_async.child_process import ChildProcess, begin, receive
 from wds_async.distributed.feed.coordinator import Coordinator
 from wds_async.distributed.feed.decoder import CoordinatorLost, FeedDecoder
@@ -210,8 +210,12 @@ def main(parent: Connection[Any, Any]) -> None:
         packed = shared_batches.pack(batch, slots, child=False)
         return packed, packed.nbytes
 
+    def begin_in_slots(pipeline: Any) -> None:
+        memory = shared_batches.memory_of_process()
+        batch_memory.use(memory if slots and shared_batches.begins_in_slots(pipeline) else None)
+
     release, forget = shared_batches.Packed.release, shared_batches.abandon
-    decoder = FeedDecoder(name, slot, incarnation, ask, pack, credit, release, forget)
+    decoder = FeedDecoder(name, slot, incarnation, ask, pack, credit, release, forget, begin_in_slots)
     server = _CallServer(f"{folder}/d{slot}", key, decoder.fetch)
     with contextlib.suppress(KeyboardInterrupt):
         decoder.run()
