@@ -9,28 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.peer import Job, Peer, Run
+from benchmarks.tarsamples import grouped
 
 __all__ = ["PEER"]
 
 _BLOCK_BYTES = 32 << 20
-
-
-def _grouped(archive: tarfile.TarFile) -> Iterator[dict[str, bytes]]:
-    """Yield the samples: members that come one after another and have the same key."""
-    sample: dict[str, bytes] = {}
-    before = None
-    for member in archive:
-        key, _, field = member.name.partition(".")
-        data = archive.extractfile(member)
-        if data is None:
-            continue
-        if key != before and sample:
-            yield sample
-            sample = {}
-        before = key
-        sample[field] = data.read()
-    if sample:
-        yield sample
 
 
 def samples(job: Job) -> Run:
@@ -45,7 +28,7 @@ def samples(job: Job) -> Run:
                 filesystem.open(url, "rb", block_size=_BLOCK_BYTES) as file,
                 tarfile.open(fileobj=file, mode="r|") as archive,
             ):
-                yield from _grouped(archive)
+                yield from grouped(archive)
 
     return lambda: job.count(read())
 
