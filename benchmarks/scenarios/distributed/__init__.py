@@ -1,1 +1,1 @@
-"""Benchmarks of jobs on many machines: ``python -m benchmarks.distributed.NAME``."""
+"""Benchmarks of jobs on many machines: ``python -m benchmarks --run distributed.NAME``."""

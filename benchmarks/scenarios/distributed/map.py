@@ -1,4 +1,4 @@
-"""``python -m benchmarks.scenarios.distributed.map``: `map_shards` beside a bare loop over our reader and writer.
+"""``python -m benchmarks --run distributed.map``: `map_shards` beside a bare loop over our reader and writer.
 
 Two processes each read the same shards with the same function and write one shard for each, to the same disk. The loop
 keeps no records and no checksums, and it cannot be started again. `map_shards` has a third process, which starts the

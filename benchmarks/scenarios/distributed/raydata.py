@@ -1,4 +1,4 @@
-"""``python -m benchmarks.scenarios.distributed.raydata``: `raydata.read` beside Ray Data's own reader of WebDatasets.
+"""``python -m benchmarks --run distributed.raydata``: `raydata.read` beside Ray Data's own reader of WebDatasets.
 
 Both read the same shards of a local disk into Ray's object store, on a cluster of one node with two CPUs. What counts
 is the CPU of all processes: driver, raylet, store and workers. The cluster runs before, and each reader has read all
