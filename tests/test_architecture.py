@@ -33,7 +33,8 @@ SPECS = (
 """What the stores are, as data: schemes and their other names count where the environment is read."""
 
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("_version", "errors", "packages", "arguments", "logs", "environment", "config", "handlers", *SPECS),
+    ("_version", "errors", "packages", "arguments", "logs", "environment", "config", "handlers", "zstd",
+     *SPECS),
     (
         "urls", "world", "redact", "rewrite", "ahead", "background", "batch_memory", "child_process", "tracebacks",
     ),

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from wds_async import zstd
 from wds_async.distributed.tasks import Input, Record, record_bytes, record_of
 from wds_async.errors import ConfigError, JobChanged, JobFailed, ShardNotFound, UrlError
 from wds_async.redact import redact
@@ -182,10 +183,8 @@ class JobFolder:
 
     def inputs(self) -> list[Input]:
         """Return the inputs that the job was planned with."""
-        import zstandard  # noqa: PLC0415 (10 ms)
-
         data = next(read_objects([f"{self.url}/inputs.jsonl.zst"], self.options))
-        lines = zstandard.ZstdDecompressor().decompressobj().decompress(data).splitlines()
+        lines = zstd.unpacked(data).splitlines()
         return [Input(*json.loads(line)) for line in lines]
 
     def finish(self, tasks: int, ids: Iterable[str] | None = None) -> bool:
@@ -234,11 +233,7 @@ def read_objects(urls: Iterable[str], options: Mapping[str, Any] | StorageOption
 
 def _packed(inputs: Iterable[Input]) -> bytes:
     """Return the inputs as compressed lines of JSON, without secrets."""
-    import zstandard  # noqa: PLC0415 (10 ms)
-
-    packer = zstandard.ZstdCompressor().compressobj()
-    parts = [packer.compress(json.dumps([redact(one.url), one.size, one.version]).encode() + b"\n") for one in inputs]
-    return b"".join([*parts, packer.flush()])
+    return zstd.packed(json.dumps([redact(one.url), one.size, one.version]).encode() + b"\n" for one in inputs)
 
 
 def _plain(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
+from wds_async import zstd
 from wds_async.errors import CorruptShard, FieldTooLarge, ShardFormatError, TruncatedShard
 from wds_async.tar.blocks import BLOCK, checks
 from wds_async.tar.source import ByteSource, Read
@@ -199,9 +200,7 @@ def _feed(source: ByteSource) -> bytes:
 def _unzstd(source: ByteSource) -> Iterator[bytes]:
     """Unpack zstd frames block by block: a block holds at most 128 KiB, so what comes out is bounded, and where the
     frame ends is known (zstandard's own readers end quietly on a cut stream)."""
-    import zstandard  # noqa: PLC0415 (few shards are zstd)
-
-    context = zstandard.ZstdDecompressor(max_window_size=_MEMORY_BYTES)
+    damaged = zstd.error_class()
     try:
         while magic := source.take(4):
             if not magic.strip(b"\0"):
@@ -211,11 +210,11 @@ def _unzstd(source: ByteSource) -> Iterator[bytes]:
                 if source.skip(size) < size:
                     raise _truncated(source, "zstd")
             elif magic == _ZSTD:
-                frame = context.decompressobj()
+                frame = zstd.decompressor(_MEMORY_BYTES)
                 for part in _zstd_parts(source):
                     try:
                         out = frame.decompress(part)
-                    except zstandard.ZstdError as exn:
+                    except damaged as exn:
                         raise _corrupt(source, "zstd", exn) from exn
                     if out:
                         yield out

@@ -17,6 +17,7 @@ import zlib
 from collections.abc import Iterable
 from typing import Any
 
+from wds_async import zstd
 from wds_async.errors import ConfigError
 from wds_async.logs import Once
 from wds_async.tar.group import SKIP_META, base_plus_ext
@@ -192,7 +193,5 @@ def compressed(stream: Any, kind: str, mtime: float | None) -> Any:
     if kind == "xz":
         return lzma.LZMAFile(stream, "wb")
     if kind == "zst":
-        import zstandard  # noqa: PLC0415 (few shards are zstd)
-
-        return zstandard.ZstdCompressor().stream_writer(stream, closefd=False)
+        return zstd.writer(stream)
     return stream
