@@ -174,10 +174,14 @@ def test_an_automatic_engine_moves_once_the_thread_is_crowded(origin: Origin, mo
                 monkeypatch.setattr(thread_engine, "_crowding", "both threads compute")
             if shard.number == 10:  # the next shards go to the process as soon as it is there
                 process = _EngineProcess.current
-                assert process is not None
-                while reader._started[1]._memory is None:
-                    reader._started[1].receive(1)
+                while process is None or not process.started:
+                    time.sleep(0.01)
         assert reader._started[1]._memory is not None
+        assert len(reader._started[1]._local) == 1
+    with open_shards(urls, config=quick()) as reader:  # and all of the next reader at once
+        assert bytes(next(reader).read() or b"")
+        assert isinstance(reader._started[1], RemotePump)
+        assert not reader._started[1]._local
 
 
 def test_a_changed_environment_gets_a_process_of_its_own(origin: Origin, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,6 +130,13 @@ class _EngineProcess:
             process = cls.current = cls()
         return process
 
+    @property
+    def started(self) -> bool:
+        """Whether it reads, or has ended: its first byte stays here unread."""
+        poll = select.poll()
+        poll.register(self.socket, select.POLLIN)
+        return bool(poll.poll(0))
+
     def forget(self) -> None:
         """Leave the process to the parent of this fork."""
         self._end.detach()
@@ -245,6 +252,8 @@ class RemotePump:
             slab.view.release()
         for engine, pump in self._local:
             engine.submit(pump.release, slabs)
+        if self._local and self._socket is None:
+            self._connect()  # starts the process for the shards that are added later, and the next reader
         if remote:
             self._send("release", [slab.address for slab in remote])
 
@@ -285,12 +294,13 @@ class RemotePump:
 
     def _take_rest(self) -> None:
         """End the connection, and take what was counted until the other process has stopped reading."""
-        if self._socket is not None:
-            with contextlib.suppress(OSError):
-                self._socket.shutdown(socket.SHUT_WR)
-                self._socket.settimeout(_END_WITHIN_S)
-                while data := self._socket.recv(_READ_BYTES):
-                    self._take(data)
+        if self._socket is None or self._process is None or not self._process.started:
+            return
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_WR)
+            self._socket.settimeout(_END_WITHIN_S)
+            while (data := self._read()) != b"":
+                self._take(data)
 
     def receive(self, within_s: float) -> None:
         """Take what the other process has sent; wait for it ``within_s`` if there is nothing, and no event of this
@@ -307,24 +317,28 @@ class RemotePump:
                     self._local_events.woken.recv(_READ_BYTES)
 
     def _receive(self) -> None:
-        assert self._socket is not None
         try:
-            if self._memory is None:
-                data, files, *_ = socket.recv_fds(self._socket, _BLOCK_BYTES.size, 1)
-                if files:
-                    self._memory = SlabView(files[0], _BLOCK_BYTES.unpack(data)[0])
-                    return
-            else:
-                data = self._socket.recv(_READ_BYTES)
+            data = self._read()
         except OSError:
             data = b""
-        if data:
+        if data != b"":
             self._take(data)
         elif not self._closed:
             self._read_on_here()
 
-    def _take(self, data: bytes) -> None:
-        for kind, *values in self._frames.add(data):
+    def _read(self) -> bytes | None:
+        """Return what has come; b"" where the other process has ended, None for its memory, which comes first."""
+        assert self._socket is not None
+        if self._memory is not None:
+            return self._socket.recv(_READ_BYTES)
+        data, files, *_ = socket.recv_fds(self._socket, _BLOCK_BYTES.size, 1)
+        if not files:
+            return b""
+        self._memory = SlabView(files[0], _BLOCK_BYTES.unpack(data)[0])
+        return None
+
+    def _take(self, data: bytes | None) -> None:
+        for kind, *values in self._frames.add(data or b""):
             if kind == "counts":
                 self._count(*values)
             elif kind == "log":
@@ -401,9 +415,7 @@ class RemotePump:
                 return False
             self._send(self._options.config, self._options.interleave, logger.getEffectiveLevel(), set_by_program())
             self._send("opened", self._opened)
-        if automatic and self._memory is None:
-            self.receive(0)
-        return self._socket is not None and not (automatic and self._memory is None)
+        return self._process is not None and (self._process.started or not automatic)
 
     def _crosses(self, place: Location | WdsError) -> bool:
         """Return whether the other process can read there."""
@@ -646,6 +658,7 @@ def main(parent: Connection[Any, Any]) -> None:
     logger.addHandler(log := _ForwardedLog(queue.SimpleQueue()))
     logger.propagate = False
     control = socket.socket(fileno=os.dup(parent.fileno()))
+    control.send(b"+")
     poll = select.poll()
     poll.register(control, select.POLLIN)
     with contextlib.suppress(OSError, AttributeError):  # a fork of the parent may hold its end of the connection
