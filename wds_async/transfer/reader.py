@@ -171,6 +171,7 @@ class ShardReader(Iterator["ShardStream"]):
             self._verifier.close()
         if self._finalizer is not None:
             self._finalizer()
+        self._events.put(Finished())  # wakes a thread that waits for an event
         self.counters.add("read_s", time.monotonic() - self._opened_at)
         self._events.clock.stop()
         if self.limit is not None:
@@ -251,6 +252,8 @@ class ShardReader(Iterator["ShardStream"]):
             self._arrived.setdefault(event.shard.number, deque()).append(event)
         elif event.error is not None:
             self._fail(event, url)
+        else:
+            self._check()
 
     def _give_back(self) -> Engine | RemoteEngine:
         """Give the engine the memory that was read, and return it."""
