@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 from typing import Any
 
 from benchmarks.peer import Job, Peer, Run
@@ -53,27 +52,35 @@ def resume(job: Job) -> Run:
 
 def loader(job: Job) -> Run:
     """Batches of undecoded samples from the workers of a `WebLoader`."""
+    return loader_with(job, num_workers=job.workers)
+
+
+def images(job: Job) -> Run:
+    """Pictures decoded and cropped in the workers of a `WebLoader`, in batches."""
+    return images_with(job, num_workers=job.workers)
+
+
+def loader_with(job: Job, **options: int) -> Run:
+    """Batches of undecoded samples from a `WebLoader` with these ``options``."""
     import torch
 
     import wds_async as wds
 
     torch.set_num_threads(1)
     dataset = _dataset(job).to_tuple("jpg", "cls", "json").batched(job.batch)
-    batches = wds.WebLoader(dataset, batch_size=None, num_workers=job.workers)
+    batches = wds.WebLoader(dataset, batch_size=None, **options)
     return lambda: job.count_batches(batches)
 
 
-def images(job: Job) -> Run:
-    """Pictures decoded and cropped by Pillow in DataLoader workers, in batches."""
+def images_with(job: Job, **options: int) -> Run:
+    """Pictures decoded and cropped, in batches, from a `WebLoader` with these ``options``."""
     import torch
 
     import wds_async as wds
-    from benchmarks.pictures import random_resized_crop
 
     torch.set_num_threads(1)
-    dataset = _dataset(job).decode("pil").to_tuple("jpg", "cls")
-    dataset = dataset.map_tuple(functools.partial(random_resized_crop, size=job.size), int).batched(job.batch)
-    batches = wds.WebLoader(dataset, batch_size=None, num_workers=job.workers)
+    dataset = _dataset(job).decode("torchrgb", size=job.size, crop="random").to_tuple("jpg", "cls").batched(job.batch)
+    batches = wds.WebLoader(dataset, batch_size=None, **options)
     return lambda: job.count_images(batches)
 
 
