@@ -252,7 +252,8 @@ import sys, json, threading
 import wds_async as wds
 url, options = json.load(sys.stdin)
 assert len(list(wds.WebDataset(url, shardshuffle=False, storage_options=options))) == 10
-import gc; gc.collect()
+from wds_async.transfer.engine import end_idle
+import gc; end_idle(); gc.collect()
 print([thread.name for thread in threading.enumerate() if not thread.daemon or thread.name.startswith("Thread")])
 """
 _WRITE = """\
