@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from benchmarks.peer import Job
+from benchmarks.peer import Job, Run
 
 __all__ = ["ahead", "decoded", "fields_to_write", "grouped", "in_workers", "untarred"]
 
@@ -59,9 +59,9 @@ def decoded(sample: dict[str, Any], size: int) -> tuple[Any, int]:
     return random_resized_crop(PIL.Image.open(io.BytesIO(sample["jpg"])).convert("RGB"), size), int(sample["cls"])
 
 
-def in_workers(job: Job, read: Callable[[list[str]], Iterable[dict[str, bytes]]], *, images: bool = False) -> Any:
-    """Return torch's DataLoader whose workers share the shards: ``read`` gives the samples of a worker's. Its batches
-    are lists of undecoded samples, or with ``images`` tensors of pictures and of classes."""
+def in_workers(job: Job, read: Callable[[list[str]], Iterable[dict[str, bytes]]], *, images: bool = False) -> Run:
+    """Return the reading of batches from torch's DataLoader, whose workers share the shards: ``read`` gives the samples
+    of a worker's. Batches are lists of undecoded samples, or with ``images`` tensors of pictures and of classes."""
     import torch
     from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -76,7 +76,10 @@ def in_workers(job: Job, read: Callable[[list[str]], Iterable[dict[str, bytes]]]
             return (decoded(sample, job.size) for sample in samples) if images else iter(samples)
 
     collate = None if images else list
-    return DataLoader(Samples(), batch_size=job.batch, num_workers=job.workers, collate_fn=collate)
+    batches = DataLoader(Samples(), batch_size=job.batch, num_workers=job.workers, collate_fn=collate)
+    if images:
+        return lambda: job.count_images(batches)
+    return lambda: job.count_batches((batch,) for batch in batches)
 
 
 def fields_to_write(paths: Iterable[str]) -> Iterator[dict[str, bytes]]:

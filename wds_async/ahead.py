@@ -83,7 +83,7 @@ class Ahead(Iterator[Any]):
 
 
 class _Exchange:
-    """What passes between the thread and its consumer. Simple queues alone: garbage may be collected, and an `Ahead`
+    """Queues between the thread and its consumer. Simple queues alone: garbage may be collected, and an `Ahead`
     with it, where another lock is held."""
 
     def __init__(self, most: int) -> None:

@@ -511,7 +511,7 @@ def _state_at_start(dataset: Any) -> WorkerState:
 
 @dataclass
 class _InThisProcess:
-    """What a loader does in the program's process: its threads, and the device for its batches."""
+    """Part of a loader in the program's process: its threads, and the device for its batches."""
 
     threads: int = 0
     device: Any = None

@@ -53,10 +53,7 @@ def samples(job: Job) -> Run:
 
 def loader(job: Job, *, images: bool = False) -> Run:
     """Batches from DataLoader workers, of undecoded samples or of pictures."""
-    batches = in_workers(job, _samples, images=images)
-    if images:
-        return lambda: job.count_images(batches)
-    return lambda: job.count_batches((batch,) for batch in batches)
+    return in_workers(job, _samples, images=images)
 
 
 PEER = Peer(

@@ -224,12 +224,12 @@ class _Found:
 
     @property
     def complete(self) -> bool:
-        """Whether the list of shards is written."""
+        """True once the list of shards is written."""
         return self.phases[-1].contents.complete
 
     @property
     def is_done(self) -> bool:
-        """Whether all tasks, of the last phase too, have a record."""
+        """True once all tasks, of the last phase too, have a record."""
         last = self.phases[-1]
         return last.folder.url == self.url and len(last.contents.finished) == last.tasks
 

@@ -663,7 +663,7 @@ def main(parent: Connection[Any, Any]) -> None:
     poll.register(control, select.POLLIN)
     with contextlib.suppress(OSError, AttributeError):  # a fork of the parent may hold its end of the connection
         poll.register(os.pidfd_open(os.getppid()), select.POLLIN)
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt, ConnectionError):  # reset: the parent ended before it read all
         while [number for number, _ in poll.poll()] == [control.fileno()]:
             data, files, *_ = socket.recv_fds(control, 1, 1)
             if not data:
