@@ -70,6 +70,7 @@ def begin() -> None:
     """Prepare the process: SIGTERM is a KeyboardInterrupt in its main thread, SIGINT is for its parent alone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the parent decides
     signal.signal(signal.SIGTERM, _end)
+    sys.unraisablehook = _unraisable
     config.configure_logging()
 
 
@@ -88,3 +89,9 @@ def receive(parent: Any, take: Callable[[Any], None]) -> None:
 def _end(number: int, frame: Any) -> None:
     signal.signal(number, signal.SIG_IGN)  # another one would only interrupt the end that this one begins
     raise KeyboardInterrupt  # no attempt catches it, and a writer discards what it has
+
+
+def _unraisable(ignored: Any) -> None:
+    # The interrupt may come where Python cannot raise it, as in a finalizer: ``receive`` ends this process soon after.
+    if ignored.exc_type is not KeyboardInterrupt:
+        sys.__unraisablehook__(ignored)

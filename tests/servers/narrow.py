@@ -18,6 +18,7 @@ def narrow(port: int, bytes_per_s: float) -> Iterator[int]:
     """The port of a relay to ``port`` of loopback."""
     loop, started = asyncio.new_event_loop(), threading.Event()
     ports: list[int] = []
+    transports: list[asyncio.WriteTransport] = []
     stop = asyncio.Event()
     free_at = 0.0
 
@@ -35,22 +36,20 @@ def narrow(port: int, bytes_per_s: float) -> Iterator[int]:
             await writer.drain()
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, ways = None, []
+        transports.append(writer.transport)
         try:
             here, there = await asyncio.open_connection("127.0.0.1", port)
-            await asyncio.wait(
-                ways := [asyncio.ensure_future(up(reader, there)), asyncio.ensure_future(down(here, writer))],
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-        except (OSError, asyncio.CancelledError):
-            pass
-        finally:
-            for way in ways:
-                way.cancel()
-            await asyncio.gather(*ways, return_exceptions=True)
-            for one in (writer, there):
-                if one is not None:
-                    one.transport.abort()
+        except OSError:
+            writer.transport.abort()
+            return
+        transports.append(there.transport)
+        ways = [asyncio.ensure_future(up(reader, there)), asyncio.ensure_future(down(here, writer))]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in ways:
+            way.cancel()
+        await asyncio.gather(*ways, return_exceptions=True)
+        writer.transport.abort()
+        there.transport.abort()
 
     async def serve() -> None:
         server = await asyncio.start_server(accept, "127.0.0.1", 0)
@@ -58,10 +57,10 @@ def narrow(port: int, bytes_per_s: float) -> Iterator[int]:
         started.set()
         await stop.wait()
         server.close()
-        tasks = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        while tasks := asyncio.all_tasks() - {asyncio.current_task()}:  # one that has just begun opens what it needs
+            for transport in transports:
+                transport.abort()
+            await asyncio.wait(tasks, timeout=0.01)
         await asyncio.sleep(0)  # aborted transports close their sockets in a later turn
 
     def run() -> None:

@@ -62,6 +62,7 @@ QueuedShard = tuple[int, str, Location | WdsError, Span]
 """Number in the stream, URL, place (or the error in its stead) and span of a shard."""
 
 _current: Engine | None = None
+_retired: Engine | None = None
 _exiting = False
 _lock = threading.Lock()
 # Engines of the parent, kept so that no finalizer of theirs ever runs in a forked child.
@@ -250,13 +251,13 @@ class Engine:
     def retire(self, unless: TransferConfig | None = None) -> bool:
         """Begin to end, if this is the process's engine and has no reader; not if a reader with the configuration
         ``unless`` may take it over. Return whether it ends."""
-        global _current
+        global _current, _retired
         with _lock:
             if _current is not self or self._pumps:
                 return False
             if unless == self.config and self.alive and self._environment == environment.snapshot():
                 return False
-            _current = None
+            _current, _retired = None, self
         self.submit(self._stop)
         return True
 
@@ -451,8 +452,11 @@ class Pump:
 def end_idle(unless: TransferConfig | None = None) -> None:
     """End the engine that waits for another reader, and its thread; not if ``unless`` is its configuration."""
     engine = _current
-    if engine is not None and engine.retire(unless):
-        engine.thread.join(_STOP_WITHIN_S)
+    if engine is not None:
+        engine.retire(unless)
+    retired = _retired  # just now, or by itself
+    if retired is not None:
+        retired.thread.join(_STOP_WITHIN_S)
 
 
 def end_with_worker() -> None:
@@ -471,8 +475,8 @@ def _stop_at_exit() -> None:
 
 
 def _forget_in_child() -> None:
-    global _current, _lock
-    _lock = threading.Lock()
+    global _current, _retired, _lock
+    _lock, _retired = threading.Lock(), None
     if _current is not None:
         _inherited.append(_current)
         _current.restore_switch_interval()
