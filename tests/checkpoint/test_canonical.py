@@ -311,7 +311,7 @@ def test_any_ranks_from_any_batch_on(
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("steps", [(1, 1, 1), (2, 0, 3), (0, 3, 2)], ids=str)
+@pytest.mark.parametrize("steps", [(2, 0, 3), (0, 3, 2)], ids=str)
 def test_other_ranks_and_workers_there_and_back(
     steps: tuple[int, ...], urls: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

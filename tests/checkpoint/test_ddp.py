@@ -59,10 +59,9 @@ def losses(folder: Path, ranks: int) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(
-    ("ranks", "kind"), [(2, "epoch"), (4, "epoch"), (2, "drop, with stages behind"), (2, "pad in this process")]
-)
-def test_the_losses_of_ranks_that_were_killed(ranks: int, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["epoch", "drop, with stages behind", "pad in this process"])
+def test_the_losses_of_ranks_that_were_killed(kind: str, tmp_path: Path) -> None:
+    ranks = 2
     # Shards that no number of ranks shares out evenly.
     urls = [str(path) for path in make_shards(tmp_path / "shards", shards=19, samples=5)]
     finish(start(tmp_path / "whole", ranks, kind, urls))

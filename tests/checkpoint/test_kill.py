@@ -19,12 +19,8 @@ pytest.importorskip("torch")
 
 TRAININGS = [
     ("shuffle", 0, "fork"),
-    ("shuffle", 2, "fork"),
-    ("batched", 2, "fork"),
     ("random map", 3, "fork"),
     ("random mix", 1, "spawn"),
-    ("resampled", 2, "fork"),
-    ("interleaved, shuffle", 2, "fork"),
 ]
 
 

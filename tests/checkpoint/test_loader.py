@@ -50,7 +50,13 @@ def urls(tmp_path: Path) -> list[str]:
     return urls_in(tmp_path / "shards")
 
 
-CELLS = [*itertools.product(LOADERS, [0, 2]), ("samples", 1), ("batches", 3), ("a mix", 3), ("batches of torch", 1)]
+CELLS = [
+    *itertools.product(LOADERS, [2]),
+    ("samples", 0),
+    ("batches of torch", 0),
+    ("batches of torch", 1),
+    ("batches", 3),
+]
 
 
 @pytest.mark.parametrize(("name", "workers"), CELLS)
@@ -139,16 +145,12 @@ def test_goes_on_exactly_with_threads_and_without(threads: int, urls: list[str])
     "kw",
     [
         {"multiprocessing_context": "spawn"},
-        {"multiprocessing_context": "forkserver"},
-        {"persistent_workers": True},
-        {"prefetch_factor": 5},
-        {"pin_memory": True},
+        {"persistent_workers": True, "prefetch_factor": 5, "pin_memory": True},
     ],
     ids=str,
 )
 def test_goes_on_with_workers_of_every_kind(kw: dict[str, Any], urls: list[str]) -> None:
-    # One that starts from nothing imports torch, which takes seconds.
-    workers = 1 if "multiprocessing_context" in kw else 2
+    workers = 1 if "multiprocessing_context" in kw else 2  # one that starts from nothing imports torch, for seconds
     loader = spawnable(urls, workers, **kw)
     iterator = iter(loader)
     taken(iterator, 7)

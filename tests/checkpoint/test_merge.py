@@ -80,13 +80,13 @@ def test_every_sample_comes_once(name: str, urls: list[str], monkeypatch: pytest
 @pytest.mark.slow
 @pytest.mark.timeout(150)
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-@pytest.mark.parametrize("name", ["shuffle", "random map, shuffle", "a mix"])
+@pytest.mark.parametrize("name", ["random map, shuffle", "a mix"])
 def test_with_workers_there_and_back(name: str, urls: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     make = lambda: MAKERS[name](urls)  # noqa: E731
-    job = Job(make, 8, 4, monkeypatch)
+    job = Job(make, 4, 3, monkeypatch)
     taken = job.take(5)
-    for ranks, workers in ((3, 2), (8, 4), (1, 0), (2, 3)):
+    for ranks, workers in ((3, 2), (4, 3), (1, 0), (2, 3)):
         job = Job(make, ranks, workers, monkeypatch, job.merged())
         taken += job.take(6)
     check(taken + job.take())

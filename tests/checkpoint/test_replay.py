@@ -179,8 +179,10 @@ def compare(make: Any, items: list[Any], states: list[Any], first: int = 0) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [0, 1, 3])
-@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize(
+    ("name", "workers"),
+    [*itertools.product(LOADERS, [3]), ("no seed", 0), ("batches of torch", 0), ("batches of torch", 1)],
+)
 def test_loaders(name: str, workers: int, urls: list[str]) -> None:
     torch.manual_seed(3)
     loader = loader_of(name, urls, workers)

@@ -51,7 +51,6 @@ print(json.dumps([
     [
         ({"save_steps": 5}, 19),
         ({"save_steps": 3, "gradient_accumulation_steps": 2}, 7),  # a checkpoint at the end of the first epoch
-        ({"save_strategy": "epoch", "num_train_epochs": 3}, 26),
     ],
 )
 def test_the_losses_of_a_trainer_that_was_killed(options: dict[str, Any], kill_at: int, tmp_path: Path) -> None:
