@@ -40,6 +40,8 @@ ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 _MEMORY_SLACK_BYTES = 64_000_000
 _TIME_LIMIT_S = 1200.0
+_ENOUGH_S = 24.0
+"""A peer that has taken so long in one case, starting included, has no more turns there."""
 _END_S = 20.0
 _LOG_S = 0.05
 """Until nginx has written the lines of requests whose connections have just been closed."""
@@ -51,12 +53,14 @@ class PeerFailed(Exception):
 
 @dataclass(frozen=True)
 class Row:
-    """One line of a comparison: a peer under a label of its own, with fields of its `Job` and its environment."""
+    """One line of a comparison: a peer under a label of its own, with fields of its `Job` and its environment. It reads
+    the first ``part`` of the shards."""
 
     peer: str
     label: str = ""
     job: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    part: float = 1.0
 
     @property
     def name(self) -> str:
@@ -90,7 +94,7 @@ class Reading:
     ``pss_bytes`` is the peak of all processes, ``pss_start_bytes`` what they took once imported, and ``peak_bytes`` the
     growth of the first process (VmHWM): of these the worst turn counts. ``first_s`` is when the first sample or batch
     was there, and ``connected_s`` when the server had accepted the first connection; with ``only_first`` nothing more
-    was read. ``spread`` has the least and the most."""
+    was read. ``spread`` has the least and the most of so many ``turns``. ``part`` is what it read of the shards."""
 
     peer: str
     size_bytes: int
@@ -107,6 +111,8 @@ class Reading:
     wire_bytes: int
     requests: int
     only_first: bool
+    turns: int
+    part: float
     spread: dict[str, tuple[float, float]]
 
     @property
@@ -217,11 +223,16 @@ class Bench:
             base = f"{scheme}://{datapath.BUCKET}" if store else server.base
             yield Source(corpus, scheme, urls, plain, base, environment, server)
 
-    def rows(self, default: Sequence[str] | None = None, *, floors: bool = True) -> list[Row]:
-        """Return a row for each peer: those of ``--peers``, else ``default``, else all, and then the floors."""
-        beside = [name for name in peer_names() if load_peer(name).floor]
-        names = self.peers or default or [name for name in peer_names() if load_peer(name).reads]
-        return [Row(name) for name in [*(name for name in names if name not in beside), *(beside if floors else ())]]
+    def rows(
+        self, default: Sequence[str] | None = None, *, floors: Sequence[str] | None = None, part: float = 1.0
+    ) -> list[Row]:
+        """Return a row for each peer: those of ``--peers``, else ``default``, else all, and then ``floors``, else all
+        of these. Peers that are neither this library nor a floor read ``part`` of the shards."""
+        known = {name: load_peer(name) for name in peer_names()}
+        every = [name for name in known if known[name].floor]
+        names = self.peers or default or [name for name in known if known[name].reads]
+        others = [Row(name, part=1.0 if name.startswith("wds_async") else part) for name in names if name not in every]
+        return [*others, *map(Row, every if floors is None else floors)]
 
     def compare(
         self,
@@ -236,10 +247,11 @@ class Bench:
         limit_s: float = _TIME_LIMIT_S,
         **job: Any,
     ) -> dict[str, Reading]:
-        """Let each row's peer read ``source`` in turn, ``repeat`` times, and return the medians by label of all
-        readings of ``case`` so far. ``before`` is called before each reading. A peer that cannot, that fails, or that
-        takes longer than ``limit_s``, gets its reason in `absent`."""
+        """Let each row's peer read ``source`` in turn, ``repeat`` times (fewer once it has taken `_ENOUGH_S`), and
+        return the medians by label of all readings of ``case`` so far. ``before`` is called before each reading. A peer
+        that cannot, that fails, or that takes longer than ``limit_s``, gets its reason in `absent`."""
         turns = repeat or self.repeat
+        took: dict[str, float] = {}
         columns = (TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=self.console, transient=True) as progress:
             jobs = self._jobs(case, source, task, self.rows() if rows is None else rows, job, progress)
@@ -248,18 +260,25 @@ class Bench:
                     step = progress.add_task(f"{case}: {row.name}, {turn + 1} of {turns}")
                     if before:
                         before()
+                    began = time.monotonic()
                     try:
                         reading = self._read(what, source, {**(environment or {}), **row.environment}, limit_s)
                         self.raw.append({"case": case, "label": row.name, **reading})
                     except PeerFailed as exn:
                         self._leave_out(case, row, f"failed: {exn}", failed=True)
                         jobs.remove((row, what))
+                    seconds = time.monotonic() - began
+                    took[row.name] = took.get(row.name, 0.0) + seconds
+                    if not self.console.is_terminal:
+                        self.console.print(f"{case}: {row.name}, {turn + 1} of {turns}: {seconds:.1f} s")
+                    if took[row.name] > _ENOUGH_S and (row, what) in jobs:
+                        jobs.remove((row, what))
                     progress.remove_task(step)
         taken: dict[str, list[dict[str, Any]]] = {}
         for reading in self.raw:
             if reading.get("case") == case:
                 taken.setdefault(reading["label"], []).append(reading)
-        result = {label: _median(readings, source.corpus) for label, readings in taken.items()}
+        result = {label: _median(readings) for label, readings in taken.items()}
         self.readings.setdefault(case, {}).update(result)
         return result
 
@@ -278,6 +297,8 @@ class Bench:
             scheme, urls = source.scheme, source.urls
             if peer.floor:
                 scheme, urls = source.plain_scheme, source.plain_urls
+            shards = max(common.get("workers", 0), 1, round(row.part * peer.part * len(urls)))
+            corpus, urls = source.corpus.first(shards), urls[:shards]
             wanted = "samples" if peer.floor else task
             reason = peer.refusal(wanted, scheme)
             if peer.floor and reason:
@@ -286,14 +307,15 @@ class Bench:
             if reason is None and peer.make is not None:
                 step = progress.add_task(f"{case}: {row.name} writes its own format")
                 try:
-                    urls = [f"{source.base}/{name}" for name in self._own_format(row.peer, source.corpus)]
+                    urls = [f"{source.base}/{name}" for name in self._own_format(row.peer, corpus)]
                 except PeerFailed as exn:
                     reason = f"its writer failed: {exn}"
                 progress.remove_task(step)
             if reason is not None:
                 self._leave_out(case, row, reason)
                 continue
-            base = {"peer": row.peer, "task": wanted, "urls": urls, "samples": source.corpus.samples}
+            base = {"peer": row.peer, "task": wanted, "urls": urls, "samples": corpus.samples}
+            base |= {"size_bytes": corpus.size_bytes, "part": len(corpus.names) / len(source.corpus.names)}
             jobs.append((row, {**base, **common, **row.job}))
         return jobs
 
@@ -337,7 +359,7 @@ class Bench:
             wire = source.server.log()[earlier:]
         accepted = min((entry["end"] - entry["connection_s"] for entry in wire), default=0.0)
         return {
-            "peer": job["peer"],
+            **{name: job[name] for name in ("peer", "size_bytes", "part")},
             **reading,
             "pss_bytes": memory.peak_bytes,
             "pss_start_bytes": memory.start_bytes,
@@ -543,15 +565,22 @@ def load_scenarios() -> dict[str, Scenario]:
     return SCENARIOS
 
 
-def measured(code: str, **job: Any) -> Any:
-    """Return what a fresh interpreter prints that runs ``code`` with ``job`` on its standard input, both as JSON."""
-    command = [sys.executable, "-c", code]
+def measured(code: str, variables: Mapping[str, str] | None = None, /, **job: Any) -> Any:
+    """Return the last line that a fresh interpreter prints which runs ``code``, with ``job`` on its standard input.
+    Both are JSON. ``variables`` are added to its environment."""
     done = subprocess.run(
-        command, input=json.dumps(job), capture_output=True, text=True, timeout=_TIME_LIMIT_S, check=False, cwd=ROOT
+        [sys.executable, "-c", code],
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        timeout=_TIME_LIMIT_S,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, **(variables or {})},
     )
     if done.returncode:
         raise click.ClickException(done.stderr)
-    return json.loads(done.stdout)
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _default_budget() -> int:
@@ -560,7 +589,7 @@ def _default_budget() -> int:
     return transfer_config().budget_bytes
 
 
-def _median(rows: list[dict[str, Any]], corpus: Corpus) -> Reading:
+def _median(rows: list[dict[str, Any]]) -> Reading:
     def middle(name: str) -> float:
         return statistics.median(row[name] or 0.0 for row in rows)
 
@@ -570,7 +599,7 @@ def _median(rows: list[dict[str, Any]], corpus: Corpus) -> Reading:
 
     return Reading(
         peer=rows[0]["peer"],
-        size_bytes=corpus.size_bytes,
+        size_bytes=rows[0]["size_bytes"],
         samples=rows[0]["samples"],
         wall_s=middle("wall_s"),
         cpu_s=middle("cpu_s"),
@@ -585,6 +614,8 @@ def _median(rows: list[dict[str, Any]], corpus: Corpus) -> Reading:
         wire_bytes=round(middle("wire_bytes")),
         requests=round(middle("requests")),
         only_first=rows[0]["only_first"],
+        turns=len(rows),
+        part=rows[0]["part"],
         spread={name: spread(name) for name in ("wall_s", "cpu_s", "first_s", "pss_bytes")},
     )
 
@@ -602,7 +633,7 @@ def _readings_table(case: str, readings: Mapping[str, Reading], absent: Mapping[
         least, most = (seconds / (r.size_bytes / 1e9) for seconds in r.spread["cpu_s"])
         whole, counted = not r.only_first, r.samples and not r.only_first
         table.add_row(
-            label,
+            f"{label} ({r.part:.0%} of the data)" if r.part < 1 else label,
             f"{r.mb_s:.0f} ({slow:.0f}..{fast:.0f})" if whole else "",
             f"{r.cpu_s_per_gb:.2f} ({least:.2f}..{most:.2f})" if whole else "",
             f"{r.samples_per_s:,.0f}" if counted else "",

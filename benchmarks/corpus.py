@@ -42,6 +42,8 @@ class Corpus:
     def first(self, count: int) -> Corpus:
         """The first ``count`` shards, of shards that are alike."""
         part = min(count, len(self.names))
+        if part == len(self.names):
+            return self
         return Corpus(self.names[:part], *(one * part // len(self.names) for one in (self.samples, self.size_bytes)))
 
 
@@ -55,19 +57,14 @@ def image_like(
     per_shard = max(1, shard_bytes // (IMAGE_BYTES + 3 * 1024))
     pool = os.urandom(1 << 24)
     rng = random.Random(0)
-    names = [f"{name}-{n:06d}.tar" for n in range(shards)]
-    for number, path in enumerate(root / n for n in names):
-        if number and not distinct:
-            os.link(root / names[0], path)
-            continue
-        with tarfile.open(path, "w") as archive:
-            for index in range(number * per_shard, (number + 1) * per_shard):
-                size = IMAGE_BYTES + rng.randrange(-2048, 2048)
-                at = rng.randrange(len(pool) - size)
-                _add(archive, f"{index:08d}.jpg", pool[at : at + size])
-                _add(archive, f"{index:08d}.cls", b"%d" % (index % 1000))
-                _add(archive, f"{index:08d}.json", b'{"index": %d, "label": "none"}' % index)
-    return _corpus(root, names, per_shard * shards)
+
+    def fields(index: int) -> dict[str, bytes]:
+        size = IMAGE_BYTES + rng.randrange(-2048, 2048)
+        at = rng.randrange(len(pool) - size)
+        about = b'{"index": %d, "label": "none"}' % index
+        return {"jpg": pool[at : at + size], "cls": b"%d" % (index % 1000), "json": about}
+
+    return _alike(root, name, shards, per_shard, fields, distinct=distinct)
 
 
 def tiny(root: Path, shards: int = 8, per_shard: int = 25_000, *, distinct: bool = False) -> Corpus:
@@ -151,15 +148,7 @@ def _alike(
         with tarfile.open(path, "w") as archive:
             for index in range(number * per_shard, (number + 1) * per_shard):
                 for field, data in fields(index).items():
-                    _add(archive, f"{index:08d}.{field}", data)
-    return _corpus(root, names, per_shard * shards)
-
-
-def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
-    info = tarfile.TarInfo(name)
-    info.size = len(data)
-    archive.addfile(info, io.BytesIO(data))
-
-
-def _corpus(root: Path, names: list[str], samples: int) -> Corpus:
-    return Corpus(tuple(names), samples, sum((root / n).stat().st_size for n in names))
+                    info = tarfile.TarInfo(f"{index:08d}.{field}")
+                    info.size = len(data)
+                    archive.addfile(info, io.BytesIO(data))
+    return Corpus(tuple(names), per_shard * shards, sum((root / n).stat().st_size for n in names))

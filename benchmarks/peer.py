@@ -119,7 +119,8 @@ class Peer:
     ``schemes`` are those of the URLs that it reads, ``file`` for paths. ``make`` writes the peer's own ``format``: the
     job's ``urls`` are then paths of shards; it writes into ``folder`` and returns names in there, which become the
     ``urls`` of reading. ``cannot`` has reasons, by the task or scheme that is missing, or under ``install``.
-    ``environment`` are variables for its process. A ``floor`` moves the bytes and makes no samples.
+    ``environment`` are variables for its process. A ``floor`` moves the bytes and makes no samples. A peer that is very
+    slow reads the first ``part`` of the shards only.
     """
 
     what: str
@@ -133,6 +134,7 @@ class Peer:
     cannot: Mapping[str, str] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     floor: bool = False
+    part: float = 1.0
 
     @property
     def reads(self) -> bool:

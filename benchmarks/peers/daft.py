@@ -73,4 +73,5 @@ PEER = Peer(
         **dict.fromkeys(("gs", "az"), "takes no endpoint from the environment"),
     },
     environment={"DAFT_PROGRESS_BAR": "0", "DO_NOT_TRACK": "true"},
+    part=1 / 16,
 )

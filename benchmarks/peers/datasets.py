@@ -61,4 +61,5 @@ PEER = Peer(
     requirements=("datasets==5.2.0",),
     schemes=("file", "http", "https"),
     environment={"HF_HUB_DISABLE_TELEMETRY": "1", "HF_DATASETS_DISABLE_PROGRESS_BARS": "1"},
+    part=1 / 4,
 )

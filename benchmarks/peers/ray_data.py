@@ -63,4 +63,5 @@ PEER = Peer(
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     },
+    part=1 / 4,
 )

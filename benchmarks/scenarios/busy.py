@@ -25,7 +25,7 @@ def turns_per_sample() -> int:
 def busy(bench: Bench) -> None:
     """A consumer busy in pure Python, over TLS: the wall beside computing alone and reading alone."""
     corpus = bench.make(image_like, bench.shards, bench.shard_bytes)
-    turns, rows = turns_per_sample(), bench.rows(["wds_async", "webdataset", "webdataset_fsspec"], floors=False)
+    turns, rows = turns_per_sample(), bench.rows(["wds_async", "webdataset", "webdataset_fsspec"], floors=())
     with bench.serve(corpus, "https") as source:
         compute = bench.compare("computing alone", source, "compute", [Row("nothing")], spin=turns).get("nothing")
         alone = bench.compare("reading alone, TLS", source, rows=bench.rows([row.peer for row in rows]))

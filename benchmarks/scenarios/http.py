@@ -51,7 +51,7 @@ def https(bench: Bench) -> None:
     bench.memory_bar("https", ours)
 
 
-@scenario("small", shards=20)
+@scenario("small", shards=16)
 def small(bench: Bench) -> None:
     """Undecoded text: samples of two fields, together under 200 bytes (--shards: of 25,000 samples each)."""
     corpus = bench.make(tiny, bench.shards, 2_500 if bench.quick else 25_000)
@@ -70,7 +70,7 @@ def _tar_readers() -> list[str]:
     return [name for name in peer_names() if load_peer(name).format == "tar"]
 
 
-@scenario("large", shards=8)
+@scenario("large", shards=8, repeat=3)
 def large(bench: Bench) -> None:
     """Undecoded samples of 20 MB, plain HTTP (--shards: of 10 samples each)."""
     corpus = bench.make(large_samples, bench.shards, 2 if bench.quick else 10, 20_000_000)

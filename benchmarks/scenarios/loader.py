@@ -9,31 +9,34 @@ from benchmarks.corpus import SHARD_BYTES, image_like, photos
 
 __all__ = ["images", "images_file", "loader", "workers"]
 
+_FEW = ("wds_async", "wds_async_threads", "webdataset", "turboloader")
+"""Beside other numbers of workers than two, which all have."""
 
-@scenario("loader", shards=48)
+
+@scenario("loader", shards=32)
 def loader(bench: Bench) -> None:
     """Undecoded images through a DataLoader with 2 workers, batches of 64."""
     size = 2_000_000 if bench.quick else SHARD_BYTES
     corpus = bench.make(image_like, bench.shards, size, distinct=False)
     with bench.serve(corpus) as source:
-        results = bench.compare("undecoded, 2 workers", source, "loader", workers=2)
+        results = bench.compare("undecoded, 2 workers", source, "loader", bench.rows(part=1 / 2), workers=2)
     ours, theirs = results.get("wds_async"), results.get("webdataset")
     if ours and theirs:
         bench.ratio_bar("2 workers, undecoded: CPU, webdataset's over ours", 5, theirs.cpu_s, ours.cpu_s)
         bench.ratio_bar("2 workers, undecoded: throughput over webdataset's", 4, ours.mb_s, theirs.mb_s)
 
 
-@scenario("workers", shards=160, repeat=3)
+@scenario("workers", shards=80, repeat=3)
 def workers(bench: Bench) -> None:
     """Undecoded images through a DataLoader with 1 to 16 workers, batches of 256.
 
-    Ten gigabytes are read, so that starting the workers, which takes a second or two, counts little.
+    Five gigabytes are read, so that starting the workers, which takes up to a second, counts little.
     """
     size = 2_000_000 if bench.quick else SHARD_BYTES
     corpus = bench.make(image_like, max(bench.shards, 16), size, distinct=False)
     with bench.serve(corpus) as source:
         for number in (1, 2, 4, 8, 16):
-            rows = bench.rows(["wds_async", "webdataset"])
+            rows = bench.rows(["wds_async", "webdataset"], floors=("recv_into",), part=1 / 2)
             results = bench.compare(f"undecoded, {number} workers", source, "loader", rows, workers=number, batch=256)
             ours, theirs = results.get("wds_async"), results.get("webdataset")
             if ours and theirs and number == 8:
@@ -51,7 +54,7 @@ def _bars(bench: Bench, case: str, results: Mapping[str, Reading]) -> None:
             bench.ratio_bar(measure, least, theirs.cpu_ms_per_sample, ours.cpu_ms_per_sample)
 
 
-@scenario("images", shards=16)
+@scenario("images", shards=16, repeat=3)
 def images(bench: Bench) -> None:
     """Pictures decoded and cropped to 224 in a DataLoader with 1, 2 and 4 workers: batches of 64, float32 CHW."""
     per_shard = 64 if bench.quick else 400
@@ -63,10 +66,11 @@ def images(bench: Bench) -> None:
         with bench.serve(corpora[kind]) as source:
             for number in counts:
                 case = f"{kind} to 224, http, {number} workers"
-                _bars(bench, case, bench.compare(case, source, "images", workers=number))
+                rows = bench.rows(None if number == 2 else _FEW)
+                _bars(bench, case, bench.compare(case, source, "images", rows, workers=number))
 
 
-@scenario("images-file", shards=16)
+@scenario("images-file", shards=16, repeat=3)
 def images_file(bench: Bench) -> None:
     """The same from local files with 2 workers, beside loaders that read nothing else."""
     for noisy, kind in ((False, "photos of 40 KB"), (True, "noise of 87 KB")):

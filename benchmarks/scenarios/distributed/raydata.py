@@ -8,18 +8,15 @@ shards once, so that no worker starts or imports anything while it is measured. 
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
-import subprocess
-import sys
 from typing import Any
 
 import click
 from rich.table import Table
 
-from benchmarks.bench import ROOT, Bench, scenario
+from benchmarks.bench import ROOT, Bench, measured, scenario
 from benchmarks.corpus import Corpus, image_like, small_images
+from benchmarks.peer import load_peer
 
 __all__ = ["ENVIRONMENT", "main"]
 
@@ -65,11 +62,10 @@ print(json.dumps(rows))
 ray.shutdown()
 """
 ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    **load_peer("ray_data").environment,
     "RAY_prestart_worker_first_driver": "0",
     "PYTHONWARNINGS": "ignore",
+    "PYTHONPATH": str(ROOT),
 }
 
 
@@ -77,18 +73,7 @@ def _measure(bench: Bench, case: str, corpus: Corpus) -> dict[str, dict[str, flo
     """Return the medians of both readers, which take turns."""
     urls = [str(bench.root / name) for name in corpus.names]
     job = {"urls": urls, "readers": READERS, "repeat": bench.repeat, "store_bytes": 600 << 20}
-    done = subprocess.run(
-        [sys.executable, "-c", _CODE],
-        input=json.dumps(job),
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)},
-        check=False,
-        timeout=1200,
-    )
-    if done.returncode:
-        raise click.ClickException(f"{case}: the cluster failed (see above)")
-    rows: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    rows: list[dict[str, Any]] = measured(_CODE, ENVIRONMENT, **job)
     bench.raw += [{"case": case, **row} for row in rows]
     if wrong := [row for row in rows if row["samples"] != corpus.samples]:
         raise click.ClickException(f"{case}: {wrong[0]['samples']} of {corpus.samples} samples by {wrong[0]}")

@@ -9,17 +9,12 @@ ask for 256 KiB at once. Payload is random bytes, or zeros (masks, silence), whi
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
 from typing import Any
 
-import click
 from rich.table import Table
 
-from benchmarks.bench import ROOT, Bench, scenario
+from benchmarks.bench import Bench, measured, scenario
 from benchmarks.scenarios.distributed.raydata import ENVIRONMENT
 
 __all__ = ["main"]
@@ -58,6 +53,7 @@ def read(reader, origin):
     except Exception as exn:
         return type(exn).__name__
 
+found = []
 for reader in job["readers"]:
     with Origin({f"/bucket/{n}.tar": shard for n in range(2)}) as origin:
         rows, requests = read(reader, origin), len(origin.requests)
@@ -65,7 +61,8 @@ for reader in job["readers"]:
         for run in range(job["repeat"]):
             origin.forget()
             origin.behave(status=503, skip=random.Random(run).randrange(requests - 2), times=3)
-            print(json.dumps({"contender": reader, "run": run, "rows": read(reader, origin)}), flush=True)
+            found.append({"contender": reader, "run": run, "rows": read(reader, origin)})
+print(json.dumps(found))
 ray.shutdown()
 """
 
@@ -75,20 +72,9 @@ def _runs(bench: Bench, case: str) -> dict[str, Counter[str]]:
     size, zeros = CASES[case]
     samples = SHARD_BYTES // max(size, 4_000)
     job = {"size": size, "zeros": zeros, "samples": samples, "readers": READERS, "repeat": bench.repeat}
-    done = subprocess.run(
-        [sys.executable, "-c", _CODE],
-        input=json.dumps(job),
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **ENVIRONMENT, "PYTHONPATH": str(ROOT)},
-        check=False,
-        timeout=1200,
-    )
-    if done.returncode:
-        raise click.ClickException(f"{case}: the cluster failed (see above)")
+    found: list[dict[str, Any]] = measured(_CODE, ENVIRONMENT, **job)
     counts: dict[str, Counter[str]] = {reader: Counter() for reader in READERS}
-    for line in done.stdout.splitlines():
-        row: dict[str, Any] = json.loads(line)
+    for row in found:
         bench.raw.append({"case": case, **row})
         count, rows = counts[row["contender"]], row["rows"]
         if isinstance(rows, str):
