@@ -22,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FLAGS)
-BENCHMARKS := importtime planning first resume http https s3 gs az small large store busy memory link faults faults-peers verify service filters decode loader images \
+BENCHMARKS := importtime planning first resume http https s3 gs az small large store busy memory link faults faults-peers verify service filters decode loader workers size images \
 	images-file shards cache signing listing exact interleave index distributed.map distributed.index distributed.plan
 
 .PHONY: help test test-fast test-process fuzz demo lint format generate bench clean
@@ -62,7 +62,7 @@ format: $(VENV)/.lint-ready ## Let ruff put the code in order
 generate: $(VENV)/.lint-ready ## Write the fluent methods and the page of variables anew
 	$(BIN)/python .ci/generate.py
 
-bench: $(VENV)/.bench-ready ## All benchmarks, side by side with the peers (hours; link needs root)
+bench: $(VENV)/.bench-ready ## All benchmarks, side by side with the peers (an hour or two; link needs root)
 	$(BIN)/python -m benchmarks --install all $(addprefix --run ,$(BENCHMARKS))
 	$(BIN)/python -m benchmarks.report
 

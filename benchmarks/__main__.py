@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.bench import load_scenarios
+from benchmarks.bench import ROOT, load_scenarios
 from benchmarks.environments import absence, install
 from benchmarks.peer import load_peer, peer_names
 
@@ -52,14 +53,22 @@ def _named(names: str | None) -> tuple[str, ...]:
 @click.option("--peers", metavar="A,B", help="Only these peers, beside the floors; nothing is saved.")
 @click.option("--only", multiple=True, metavar="CASE", help="Only this case; nothing is saved.")
 @click.option("--repeat", type=int, help="Turns of each peer; medians are reported.")
+@click.option("--minutes", type=float, default=math.inf, help="After so long in a scenario, one turn of each peer.")
 @click.option("--shards", type=int, help="Shards to read.")
 @click.option("--quick", is_flag=True, help="Two small shards, one turn, nothing saved: does it run, not how fast.")
 @click.option("--json", "path", type=click.Path(path_type=Path), help="Where to write the results.")
+@click.option(
+    "--flame",
+    "flames",
+    multiple=True,
+    metavar="SCENARIO",
+    help="Draw where this library's time goes there, as docs/img/flame-SCENARIO.svg.",
+)
 @click.option("--install", "installed", metavar="A,B|all", help="Make the environments of these peers first.")
 def main(
     listed: bool, names: tuple[str, ...], peers: str | None, only: tuple[str, ...],
-    repeat: int | None, shards: int | None, quick: bool, path: Path | None,
-    installed: str | None,
+    repeat: int | None, minutes: float, shards: int | None, quick: bool, path: Path | None,
+    flames: tuple[str, ...], installed: str | None,
 ) -> None:  # fmt: skip
     """Measure wds_async beside its peers: see benchmarks/README.md."""
     chosen, failures = _named(peers), 0
@@ -69,17 +78,23 @@ def main(
         except (subprocess.CalledProcessError, RuntimeError) as exn:
             click.echo(f"{name}: {exn}", err=True)
             failures += 1
-    if listed or not (names or installed):
+    if listed or not (names or flames or installed):
         show()
     scenarios = load_scenarios()
-    for name in names:
+    for name in (*names, *flames):
         if name not in scenarios:
             raise click.BadParameter(f"no scenario {name!r}; there are {', '.join(sorted(scenarios))}")
     for name in names:
         well = scenarios[name].command(
-            quick=quick, repeat=repeat, shards=shards, peers=chosen or None, only=only, path=path
+            quick=quick, repeat=repeat, shards=shards, peers=chosen or None, only=only, path=path, minutes=minutes
         )
         failures += not well
+    for name in flames:
+        picture = path or ROOT / "docs" / "img" / f"flame-{name}.svg"
+        scenarios[name].command(
+            quick=quick, repeat=1, shards=shards, peers=("wds_async",), only=only, path=None, flame=picture
+        )
+        click.echo(f"written: {picture}")
     sys.exit(1 if failures else 0)
 
 

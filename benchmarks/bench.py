@@ -8,6 +8,7 @@ import functools
 import importlib
 import importlib.metadata
 import json
+import math
 import multiprocessing
 import os
 import platform
@@ -27,7 +28,7 @@ from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks import datapath
+from benchmarks import datapath, flame
 from benchmarks.corpus import SHARD_BYTES, Corpus
 from benchmarks.environments import absence, interpreter
 from benchmarks.peer import load_peer, peer_names
@@ -40,8 +41,9 @@ ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results"
 _MEMORY_SLACK_BYTES = 64_000_000
 _TIME_LIMIT_S = 1200.0
-_ENOUGH_S = 24.0
-"""A peer that has taken so long in one case, starting included, has no more turns there."""
+_ENOUGH_S = 12.0
+"""A peer, other than this library and the floors, that has taken so long in one case, starting included, has no more
+turns there."""
 _END_S = 20.0
 _LOG_S = 0.05
 """Until nginx has written the lines of requests whose connections have just been closed."""
@@ -158,7 +160,9 @@ class Bar:
 @dataclass
 class Bench:
     """One run of one scenario. ``peers`` are those chosen, None for all; ``only`` are the cases chosen, where a
-    scenario has some to choose from. ``readings`` and ``absent`` (reasons) are by case and label."""
+    scenario has some to choose from. ``readings`` and ``absent`` (reasons) are by case and label. With ``flame`` the
+    first reading of this library is drawn there instead of measured. From the time ``until`` on (of the monotonic
+    clock) each peer has one turn."""
 
     name: str
     quick: bool
@@ -174,6 +178,8 @@ class Bench:
     bars: list[Bar] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     failed: bool = False
+    flame: Path | None = None
+    until: float = math.inf
     _met: set[str] = field(default_factory=set)
     _written: dict[tuple[str, Corpus], list[str]] = field(default_factory=dict)
 
@@ -181,6 +187,11 @@ class Bench:
     def shard_bytes(self) -> int:
         """66 MB, a tenth of it with ``--quick``."""
         return SHARD_BYTES // 10 if self.quick else SHARD_BYTES
+
+    @property
+    def late(self) -> bool:
+        """Whether there is time for one turn only."""
+        return time.monotonic() > self.until
 
     @functools.cached_property
     def tls(self) -> Tls:
@@ -256,6 +267,8 @@ class Bench:
         with Progress(*columns, console=self.console, transient=True) as progress:
             jobs = self._jobs(case, source, task, self.rows() if rows is None else rows, job, progress)
             for turn in range(turns):
+                if turn and self.late:
+                    break
                 for row, what in list(jobs):
                     step = progress.add_task(f"{case}: {row.name}, {turn + 1} of {turns}")
                     if before:
@@ -271,7 +284,8 @@ class Bench:
                     took[row.name] = took.get(row.name, 0.0) + seconds
                     if not self.console.is_terminal:
                         self.console.print(f"{case}: {row.name}, {turn + 1} of {turns}: {seconds:.1f} s")
-                    if took[row.name] > _ENOUGH_S and (row, what) in jobs:
+                    unlimited = row.peer.startswith("wds_async") or load_peer(row.peer).floor
+                    if took[row.name] > _ENOUGH_S and not unlimited and (row, what) in jobs:
                         jobs.remove((row, what))
                     progress.remove_task(step)
         taken: dict[str, list[dict[str, Any]]] = {}
@@ -343,13 +357,19 @@ class Bench:
         self, job: dict[str, Any], source: Source, environment: Mapping[str, str], limit_s: float
     ) -> dict[str, Any]:
         """Return one reading: in a fresh process, with its memory measured from here and its requests from the log."""
+        sampled = self.flame if job["peer"].startswith("wds_async") else None
+        if sampled:
+            self.flame = None
+            for name in ("urls", "samples", "size_bytes"):
+                job = {**job, name: job[name] * flame.TIMES}
         with (
             tempfile.TemporaryDirectory(dir=self.root, prefix="cache-", ignore_cleanup_errors=True) as folder,
             self._process(job["peer"], {**source.environment, **environment}, limit_s) as process,
         ):
             process.ready({**job, "folder": folder})
             earlier = len(source.server.log()) if source.server else 0
-            with MemorySampler(process.pid) as memory:
+            drawn = flame.recorded(process.pid, _flame_title(self.name, job), sampled) if sampled else None
+            with MemorySampler(process.pid) as memory, drawn or contextlib.nullcontext():
                 reading = process.result()
         if reading["samples"] not in ({0, job["samples"]} if not job.get("first") else {reading["samples"]}):
             raise PeerFailed(f"{reading['samples']} samples instead of {job['samples']}")
@@ -417,6 +437,7 @@ class Bench:
         packages = ("wds-async", "webdataset", "aiohttp", "fsspec", "torch", "uvloop")
         document = {
             "benchmark": self.name,
+            "what": SCENARIOS[self.name].what,
             "date": time.strftime("%Y-%m-%d"),
             "machine": _machine(),
             "versions": {"python": platform.python_version(), **{p: _version(p) for p in packages}},
@@ -522,11 +543,13 @@ class Scenario:
     needs: str
 
     def command(self, *, quick: bool, repeat: int | None, shards: int | None, peers: tuple[str, ...] | None,
-                only: tuple[str, ...], path: Path | None) -> bool:  # fmt: skip
-        """Run it, print and save; False where a peer failed."""
+                only: tuple[str, ...], path: Path | None, flame: Path | None = None,
+                minutes: float = math.inf) -> bool:  # fmt: skip
+        """Run it, print and save (not with ``flame``); False where a peer failed."""
         shards, repeat = (shards or 2, repeat or 1) if quick else (shards or self.shards, repeat or self.repeat)
         with tempfile.TemporaryDirectory(prefix="wds-bench-") as folder:
-            bench = Bench(self.name, quick, repeat, shards, peers, only, Path(folder))
+            bench = Bench(self.name, quick, repeat, shards, peers, only, Path(folder), flame=flame)
+            bench.until = time.monotonic() + 60 * minutes
             try:
                 self.run(bench)
             except NginxMissing as exn:
@@ -534,7 +557,7 @@ class Scenario:
         if quick:
             bench.notes.append("--quick: this shows that it runs; its figures mean nothing")
         bench.show()
-        if path or not (quick or peers or only):
+        if path or not (quick or peers or only or flame):
             bench.save(path or RESULTS / f"{self.name.replace('.', '-')}.json")
         return not bench.failed
 
@@ -581,6 +604,11 @@ def measured(code: str, variables: Mapping[str, str] | None = None, /, **job: An
     if done.returncode:
         raise click.ClickException(done.stderr)
     return json.loads(done.stdout.splitlines()[-1])
+
+
+def _flame_title(scenario: str, job: Mapping[str, Any]) -> str:
+    amount = f"{job['size_bytes'] / 1e9:.0f} GB, {job['samples']:,} samples"
+    return f"{scenario}, {job['peer']}: where the threads are that are at work ({amount})"
 
 
 def _default_budget() -> int:

@@ -150,6 +150,11 @@ class FaultServer:
             return True
         name = head.split(b" ", 2)[1].decode().rpartition("/")[2]
         with open(self.folder / name, "rb") as file:
+            if head.startswith(b"HEAD "):
+                fields = f"ETag: {self._identity[name]}\r\nAccept-Ranges: bytes\r\n"
+                size = os.fstat(file.fileno()).st_size
+                connection.sendall(f"HTTP/1.1 200 OK\r\n{fields}Content-Length: {size}\r\n\r\n".encode())
+                return True
             return self._send(connection, kind, file.fileno(), name, _range(head))
 
     def _send(self, connection: socket.socket, kind: str, file: int, name: str, span: tuple[int, int]) -> bool:

@@ -1,12 +1,13 @@
 """Put the results into docs/benchmarks.md and draw the README's plots: ``python -m benchmarks.report``.
 
-Each ``results/*.json`` is one scenario (see `Bench.save`). Its bars become rows of one table, and each of its cases a
-table of the peers.
+Each ``results/*.json`` is one scenario (see `Bench.save`). Its bars become rows of the table of `GOALS`, or of the one
+of all others, and each of its cases a table of the peers.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -14,16 +15,34 @@ from typing import Any
 
 from benchmarks.bench import ROOT
 
-__all__ = ["bars", "cases", "fill", "main", "peers", "plot"]
+__all__ = ["GOALS", "bars", "cases", "fill", "goals", "main", "peers", "plot"]
 
 ORDER = (
-    *("http", "https", "s3", "gs", "az", "small", "large", "loader", "workers", "images", "images-file", "decode"),
-    *("store", "link", "busy", "first", "resume", "exact", "shards", "size", "cache", "memory", "faults", "verify"),
-    *("service", "index", "interleave", "filters", "signing", "listing", "importtime", "planning"),
+    *("http", "https", "small", "busy", "images", "images-file", "loader", "workers", "link", "store", "shards"),
+    *("size", "faults-peers", "faults", "service", "memory", "s3", "gs", "az", "large", "first", "resume", "cache"),
+    *("decode", "exact", "verify", "index", "interleave", "filters", "signing", "listing", "importtime", "planning"),
 )
 COLUMNS = (
-    *("peer", "MB/s", "CPU s/GB", "samples/s", "CPU ms a sample", "first, ms", "memory, MB", "sent / size", "requests"),
+    *("peer", "MB/s", "over ours", "CPU s/GB", "over ours", "samples/s", "CPU ms a sample", "first, ms"),
+    *("memory, MB", "sent / size", "requests", "turns"),
 )
+GOALS = {
+    "undecoded images over http": {"http": "http: CPU"},
+    "undecoded images over TLS": {"https": "https: (CPU|throughput)"},
+    "small samples": {"small": "samples per CPU second"},
+    "a consumer busy in pure Python, over TLS": {"busy": "busy consumer"},
+    "pictures decoded and cropped to 224, batches of 64, 2 workers": {
+        "images": "(photos|noise).* 2 workers",
+        "images-file": "(photos|noise).* 2 workers",
+    },
+    "undecoded samples through 2 workers": {"loader": "2 workers, undecoded"},
+    "shaped links, store-like server": {"link": "link of .* http://.* share of what it carries"},
+    "cost of a sample from 0.1 to 100 GB and from 1 to 1,000 shards": {"size": "CPU a", "shards": "CPU a"},
+    "5 % of the requests fail, default budget": {"faults": "5 % faults, [a-z-]*, all kinds", "faults-peers": "5 %"},
+    "cold through the service": {"service": "cold read"},
+    "memory": {"http": "http: .*memory", "memory": "(66 MB|one shard).*(shards|TLS|store-like|GB): peak"},
+}
+"""What must be reached above all, and the bars that tell it: by scenario the beginnings of their measures."""
 PLOTTED = {
     "images, http": "HTTP, one machine",
     "images, https": "HTTPS, one machine",
@@ -50,21 +69,47 @@ def _row(*cells: object) -> str:
     return "| " + " | ".join(" ".join(str(cell).replace("|", "\\|").split()) for cell in cells) + " |"
 
 
+_HEAD = ["| measure | wanted | measured | met | scenario, day |", "|---|---|---|---|---|"]
+
+
+def goals(documents: Iterable[Document]) -> str:
+    """Return Markdown: `GOALS` with their bars, or that they were not measured, and how many are met."""
+    found = {document["benchmark"]: document for document in documents}
+    lines, met, count = [*_HEAD], 0, 0
+    for goal, places in GOALS.items():
+        rows = [(name, bar) for name, pattern in places.items() for bar in _matching(found.get(name), pattern)]
+        lines.append(_row(f"**{goal}**", "", "" if rows else "not measured", "", "" if rows else ", ".join(places)))
+        lines += [_bar(bar, found[name]) for name, bar in rows]
+        met, count = met + sum(bar["met"] for _, bar in rows), count + len(rows)
+    return "\n".join([*lines, "", f"{met} of these {count} bars are met. {_origins(found.values())}"])
+
+
+def _matching(document: Document | None, pattern: str) -> list[Mapping[str, Any]]:
+    return [bar for bar in document["bars"] if re.match(pattern, bar["measure"])] if document else []
+
+
 def bars(documents: Iterable[Document]) -> str:
-    """Return Markdown: a row a bar, then what machines and days they are from."""
-    documents = _in_order(document for document in documents if document["bars"])
-    lines = ["| measure | bar | measured | met | scenario |", "|---|---|---|---|---|"]
-    for document in documents:
+    """Return Markdown: a row for each bar that is not one of `GOALS`."""
+    lines = [*_HEAD]
+    for document in _in_order(documents):
+        name = document["benchmark"]
+        above = [bar for places in GOALS.values() if name in places for bar in _matching(document, places[name])]
         for bar in document["bars"]:
-            if "peak memory" in bar["measure"] and document["benchmark"] not in ("memory", "listing") and bar["met"]:
+            if "peak memory" in bar["measure"] and name not in ("memory", "listing") and bar["met"]:
                 continue  # each scenario checks it; one of them is about it
-            met = "yes" if bar["met"] else "**no**"
-            lines.append(_row(bar["measure"], bar["bar"], bar["measured"], met, f"`{document['benchmark']}`"))
-    return "\n".join([*lines, "", f"Measured {'; '.join(_origins(documents))}."])
+            if bar not in above:
+                lines.append(_bar(bar, document))
+    return "\n".join(lines)
 
 
-def _origins(documents: Iterable[Document]) -> list[str]:
-    return sorted({f"{document['date']}: {_machine(document.get('machine'))}" for document in documents})
+def _bar(bar: Mapping[str, Any], document: Document) -> str:
+    where = f"`{document['benchmark']}`, {document['date'][5:]}"
+    return _row(bar["measure"], bar["bar"], bar["measured"], "yes" if bar["met"] else "**no**", where)
+
+
+def _origins(documents: Iterable[Document]) -> str:
+    days = sorted(f"{document['date']}: {_machine(document.get('machine'))}" for document in documents)
+    return f"Measured {'; '.join(dict.fromkeys(days))}."
 
 
 def _machine(machine: object) -> str:
@@ -85,35 +130,39 @@ def peers(documents: Iterable[Document]) -> str:
 def cases(documents: Iterable[Document]) -> str:
     """Return Markdown: for each case a table of its peers, fastest first, and why others are not in it."""
     parts = []
-    for document in _in_order(documents):
+    for document in _in_order(one for one in documents if one["medians"]):
+        parts.append(f"### `{document['benchmark']}`\n\n{document['what']} {document['date']}.\n")
         for case in {**document["medians"], **document["absent"]}:
             readings = document["medians"].get(case, {})
-            turns = document["options"]["repeat"]
-            parts.append(f"**{case}** (`{document['benchmark']}`; medians of {turns}, least..most)\n")
-            parts.append(_row(*COLUMNS))
-            parts.append("|---" * len(COLUMNS) + "|")
+            parts.append(f"**{case}**\n\n{_row(*COLUMNS)}\n{'|---' * len(COLUMNS)}|")
             for name, reading in sorted(readings.items(), key=lambda item: -item[1]["mb_s"]):
-                parts.append(_reading(name, reading))
-            absent = document["absent"].get(case, {})
-            parts.append("\n" + "".join(f"- {name}: {reason}\n" for name, reason in absent.items()))
+                parts.append(_reading(name, reading, readings.get("wds_async")))
+            absent = [f"{name}: {' '.join(text.split())}" for name, text in document["absent"].get(case, {}).items()]
+            parts.append(f"\nNot in it: {'; '.join(absent)}.\n" if absent else "")
     return "\n".join(parts).strip()
 
 
-def _reading(name: str, reading: Mapping[str, Any]) -> str:
+def _reading(name: str, reading: Mapping[str, Any], ours: Mapping[str, Any] | None) -> str:
     gigabytes, whole = reading["size_bytes"] / 1e9, not reading["only_first"]
+    beside = ours if whole and ours is not reading else None
+    if reading["part"] < 1:
+        name += f" ({reading['part']:.0%} of the data)"
     samples = reading["samples"] if whole else 0
     slowest, fastest = (1e3 * gigabytes / wall for wall in reversed(reading["spread"]["wall_s"]))
     least, most = (cpu / gigabytes for cpu in reading["spread"]["cpu_s"])
     return _row(
         f"**{name}**" if name.startswith("wds_async") else name,
         f"{reading['mb_s']:,.0f} ({slowest:,.0f}..{fastest:,.0f})" if whole else "",
+        f"{reading['mb_s'] / beside['mb_s']:.2f}" if beside else "",
         f"{reading['cpu_s_per_gb']:.2f} ({least:.2f}..{most:.2f})" if whole else "",
+        f"{reading['cpu_s_per_gb'] / beside['cpu_s_per_gb']:.2f}" if beside else "",
         f"{samples / reading['wall_s']:,.0f}" if samples else "",
         f"{1e3 * reading['cpu_s'] / samples:.3f}" if samples else "",
         f"{1e3 * reading['first_s']:.0f}" if reading["first_s"] else "",
         f"{reading['pss_bytes'] / 1e6:,.0f}",
         f"{reading['wire_bytes'] / reading['size_bytes']:.3f}" if reading["wire_bytes"] else "",
         f"{reading['requests']:,}" if reading["requests"] else "",
+        reading["turns"],
     )
 
 
@@ -174,8 +223,8 @@ def main(
         print(f"no results in {folder}: run `make bench` first", file=sys.stderr)
         return 1
     text = page.read_text(encoding="utf-8")
-    for name, inner in (("bars", bars(documents)), ("peers", peers(documents)), ("cases", cases(documents))):
-        text = fill(text, name, inner)
+    for part in (goals, bars, peers, cases):
+        text = fill(text, part.__name__, part(documents))
     page.write_text(text, encoding="utf-8")
     for measure in PLOTS:
         drawing = plot(documents, measure)

@@ -64,17 +64,21 @@ def test_a_table_has_every_peer_or_its_reason() -> None:
         **numbers,
         **whole,
         "only_first": False,
+        "turns": 5,
+        "part": 0.25,
         "spread": {"wall_s": (1.0, 2.0), "cpu_s": (1.0, 2.0)},
     }
     case, name = next(iter(report.PLOTTED)), "wds_async"
-    document = {"benchmark": "http", "options": {"repeat": 5}, "medians": {case: {name: reading}}}
+    document = {"benchmark": "http", "what": "Samples.", "date": "2026-01-01", "medians": {case: {name: reading}}}
     document["absent"] = {case: {"another": "does not read it"}}
     text = report.cases([document])
     assert "1.50 (1.00..2.00)" in text
-    assert "- another: does not read it" in text
+    assert "wds_async (25% of the data)" in text
+    assert "Not in it: another: does not read it." in text
     drawing = report.plot([document], "memory")
     assert drawing is not None
     assert ">1,000</text>" in drawing
     assert report.plot([{**document, "medians": {}}], "memory") is None
+    assert "**memory** | | not measured" in " ".join(report.goals([{**document, "bars": []}]).split())
     with pytest.raises(ValueError, match="bars"):
         report.fill("no markers", "bars", "new")

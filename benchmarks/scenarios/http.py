@@ -56,7 +56,7 @@ def small(bench: Bench) -> None:
     """Undecoded text: samples of two fields, together under 200 bytes (--shards: of 25,000 samples each)."""
     corpus = bench.make(tiny, bench.shards, 2_500 if bench.quick else 25_000)
     with bench.serve(corpus, "http") as source:
-        results = bench.compare("samples of 200 bytes", source)
+        results = bench.compare("samples of 200 bytes", source, rows=bench.rows(part=1 / 4))
     ours, theirs = results.get("wds_async"), results.get("webdataset")
     if ours and theirs:
         measure = "samples per CPU second, over webdataset's"

@@ -9,8 +9,8 @@ from benchmarks.corpus import SHARD_BYTES, image_like, photos
 
 __all__ = ["images", "images_file", "loader", "workers"]
 
-_FEW = ("wds_async", "wds_async_threads", "webdataset", "turboloader")
-"""Beside other numbers of workers than two, which all have."""
+_FEW = ("wds_async", "wds_async_threads", "webdataset", "turboloader", "spdl")
+"""Beside noise and other numbers of workers than two; all peers have photos and two."""
 
 
 @scenario("loader", shards=32)
@@ -54,7 +54,7 @@ def _bars(bench: Bench, case: str, results: Mapping[str, Reading]) -> None:
             bench.ratio_bar(measure, least, theirs.cpu_ms_per_sample, ours.cpu_ms_per_sample)
 
 
-@scenario("images", shards=16, repeat=3)
+@scenario("images", shards=8, repeat=3)
 def images(bench: Bench) -> None:
     """Pictures decoded and cropped to 224 in a DataLoader with 1, 2 and 4 workers: batches of 64, float32 CHW."""
     per_shard = 64 if bench.quick else 400
@@ -66,15 +66,15 @@ def images(bench: Bench) -> None:
         with bench.serve(corpora[kind]) as source:
             for number in counts:
                 case = f"{kind} to 224, http, {number} workers"
-                rows = bench.rows(None if number == 2 else _FEW)
+                rows = bench.rows(_FEW if number != 2 or kind.startswith("noise") else None)
                 _bars(bench, case, bench.compare(case, source, "images", rows, workers=number))
 
 
-@scenario("images-file", shards=16, repeat=3)
+@scenario("images-file", shards=8, repeat=3)
 def images_file(bench: Bench) -> None:
     """The same from local files with 2 workers, beside loaders that read nothing else."""
     for noisy, kind in ((False, "photos of 40 KB"), (True, "noise of 87 KB")):
         corpus = bench.make(photos, max(4, bench.shards), 64 if bench.quick else 400, noisy=noisy)
         with bench.serve(corpus, "file") as source:
             case = f"{kind} to 224, local files, 2 workers"
-            _bars(bench, case, bench.compare(case, source, "images", workers=2))
+            _bars(bench, case, bench.compare(case, source, "images", bench.rows(_FEW if noisy else None), workers=2))

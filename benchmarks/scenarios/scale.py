@@ -32,6 +32,8 @@ def shards(bench: Bench) -> None:
     rows = bench.rows(["wds_async", "webdataset", "webdataset_fsspec"], floors=("recv_into",))
     ours = {}
     for turn in range(bench.repeat):  # the cases in turn too: in minutes the machine itself changes
+        if turn and bench.late:
+            break
         for case, corpus in corpora.items():
             with bench.serve(corpus) as source:
                 here = [row for row in rows if turn < 2 or not row.peer.startswith("webdataset")]
@@ -49,6 +51,8 @@ def size(bench: Bench) -> None:
     sizes = (0.01, 0.04) if bench.quick else (0.1, 1, 10, 100)
     ours = {}
     for turn in range(bench.repeat):
+        if turn and bench.late:
+            break
         for gigabytes in sizes[:-1] if turn else sizes:
             corpus, case = one.times(round(gigabytes * 1e9 / one.size_bytes)), f"{gigabytes:g} GB"
             with bench.serve(corpus) as source:
