@@ -73,7 +73,7 @@ GLOBAL_RANDOM_ROOMS = ("world",)
 RANDOM_STATE_ROOMS = ("checkpoint.packing",)
 """Rooms that save the program's generators, and set them to what they were."""
 SUBPROCESS_ROOMS = ("storage.pipe", "child_process")
-INTEGRATION_ROOMS = ("integrations.*",)
+INTEGRATION_ROOMS = ("integrations.transformers",)
 """Rooms that import another framework, for programs that have imported it."""
 PRINT_ROOMS = ("cli", "cli.*")
 STORE_ROOMS = (

@@ -44,8 +44,8 @@ if TYPE_CHECKING:
     )
     from wds_async.filters import (  # noqa: F401
         Cached as Cached, LMDBCached as LMDBCached, associate as associate, batched as batched, bucketed as bucketed,
-        decode as decode, default_collation_fn as default_collation_fn, deterministic as deterministic,
-        detshuffle as detshuffle,
+        decode as decode, decode_batch as decode_batch, default_collation_fn as default_collation_fn,
+        deterministic as deterministic, detshuffle as detshuffle,
         epochshuffle as epochshuffle, extract_keys as extract_keys, getfirst as getfirst, info as info,
         log_keys as log_keys, map as map, map_dict as map_dict, map_tuple as map_tuple, rename as rename,
         rename_keys as rename_keys, rsample as rsample, select as select, shuffle as shuffle, shuffling as shuffles,
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
         warn_and_stop as warn_and_stop,
     )
     from wds_async.indexed.randomaccess import IndexedDataset as IndexedDataset
+    from wds_async.integrations.dali import dali_source as dali_source
     from wds_async.legacy.datasets import (
         ChoppedDataset as ChoppedDataset, Composable as Composable, Dataset as Dataset, DBCache as DBCache,
         MultiDataset as MultiDataset, Processor as Processor, PytorchShardList as PytorchShardList,
@@ -100,10 +101,11 @@ _HOMES = {
     "dataset": "WebDataset",
     "errors": "DecodingError StateError WdsError",
     "extradatasets": "MockDataset repeatedly with_epoch with_length",
-    "filters": "Cached LMDBCached associate batched bucketed decode default_collation_fn deterministic detshuffle "
-    "epochshuffle extract_keys getfirst info log_keys map map_dict map_tuple rename rename_keys rsample select shuffle "
-    "slice to_tuple transform_with tree_collation_fn unbatched unlisted xdecode",
+    "filters": "Cached LMDBCached associate batched bucketed decode decode_batch default_collation_fn deterministic "
+    "detshuffle epochshuffle extract_keys getfirst info log_keys map map_dict map_tuple rename rename_keys rsample "
+    "select shuffle slice to_tuple transform_with tree_collation_fn unbatched unlisted xdecode",
     "fluid": "FluidInterface FluidWrapper",
+    "integrations.dali": "dali_source",
     "handlers": "ignore_and_continue ignore_and_stop reraise_exception warn_and_continue warn_and_stop",
     "indexed.randomaccess": "IndexedDataset",
     "loader": "WebLoader",

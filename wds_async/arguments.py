@@ -9,11 +9,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from wds_async import packages
 from wds_async.errors import ConfigError
 
 __all__ = [
-    "Check", "check_function", "check_number", "check_probability", "check_size", "check_slice", "check_type", "each",
-    "function", "of_type", "passing", "size",
+    "Check", "check_device", "check_function", "check_number", "check_probability", "check_size", "check_slice",
+    "check_type", "each", "function", "of_type", "passing", "size",
 ]  # fmt: skip
 
 Check = Callable[[str, str, Any], Any]
@@ -45,6 +46,26 @@ def check_size(stage: str, argument: str, value: Any, at_least: int | None = Non
     if at_least is not None and result < at_least:
         raise ConfigError(f"{stage}: {argument}={value!r}: it must be at least {at_least}")
     return min(result, sys.maxsize)
+
+
+def check_device(stage: str, device: Any) -> Any:
+    """Return ``device`` as a ``torch.device``. ConfigError for one that torch does not know, or does not have here."""
+    torch = packages.optional("torch", stage, "torch")
+    try:
+        result = torch.device(device)
+    except (RuntimeError, TypeError) as exn:
+        raise ConfigError(f"{stage}: device={device!r} is not a device of torch: {str(exn).splitlines()[0]}") from None
+    runtime: Any = getattr(torch, result.type, None)
+    if not hasattr(runtime, "is_available"):  # such as "meta"
+        return result
+    count = runtime.device_count() if runtime.is_available() else 0
+    if (result.index or 0) < count:
+        return result
+    if torch.version.cuda is None and result.type == "cuda":
+        why = f"torch {torch.__version__} was built without CUDA: install one with it"
+    else:
+        why = f"torch {torch.__version__} sees {count} devices of this kind here"
+    raise ConfigError(f'{stage}: device={device!r}: {why}, or give device="cpu"')
 
 
 def _check_optional_size(stage: str, argument: str, value: Any, at_least: int | None) -> int | None:

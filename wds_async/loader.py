@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from wds_async import batch_memory, config, lengths, shared_batches, world
 from wds_async.ahead import Ahead
-from wds_async.arguments import check_size
+from wds_async.arguments import check_device, check_size
 from wds_async.checkpoint.states import (
     StageState,
     WorkerState,
@@ -60,11 +60,13 @@ class WebLoader(DataPipeline, FluidInterface):
     shuffles and batches, up to ``prefetch_factor`` (2) batches ahead, and the functions of `decode`, `map`, `map_dict`
     and `map_tuple` run on n others, the order of the samples kept. It pays where these release the GIL, as decoders of
     images do. The stream is that of ``num_workers=0``. Functions must be safe to call from several threads at once;
-    those that draw from the program's random generators draw in no fixed order.
+    those that draw from the program's random generators draw in no fixed order. 0, the default, is none: without
+    workers the program's own thread makes each batch when it asks for it.
 
     ``device`` gives batches with their tensors on that device, copied ahead of the program: for ``"cuda"`` on a stream
     of its own, from memory that is pinned once and used again, so ``pin_memory`` is not needed. Other values stay as
-    they are. With neither workers nor threads, a thread then prepares the batches.
+    they are. With neither workers nor threads, a thread then prepares the batches. A device that torch does not have
+    here is a ConfigError.
 
     `state_dict` counts the batches that came out of the loader: those that workers or threads have prepared are made
     again. With persistent workers, `load_state_dict` must be called before the first iteration.
@@ -78,7 +80,7 @@ class WebLoader(DataPipeline, FluidInterface):
         prefetch = kw.pop("prefetch_factor", None) if threads else None
         self._here = _InThisProcess(
             check_size("WebLoader", "threads", threads, at_least=0),
-            device,
+            None if device is None else check_device("WebLoader", device),
             check_size("WebLoader", "prefetch_factor", 2 if prefetch is None else prefetch, at_least=1),
         )
         try:

@@ -22,6 +22,7 @@ import pytest
 
 import wds_async as wds
 from tests.servers import make_shard
+from tests.servers.shards import png
 from wds_async import filters
 from wds_async.errors import DecodingError
 from wds_async.handlers import ignore_and_continue, ignore_and_stop
@@ -177,6 +178,7 @@ CASES: dict[str, Case] = {
     "bucketed": filtering("bucketed", {"n": 2}, {"n": 1}, number_of, [3], 1),
     "bucketed, held": filtering("bucketed", {"n": 2}, None, "n", [3], 5),
     "decode": filtering("decode", {"cls": b"2"}, {"cls": b"?"}),
+    "decode_batch": filtering("decode_batch", {"png": [png(1)]}, {"png": [b"?"]}, "png", "cpu"),
     "extract_keys": filtering("extract_keys", {"n": 2}, {"m": 1}, "n"),
     "info": filtering("info", SAMPLE, n=0),
     "log_keys": filtering("log_keys", SAMPLE),

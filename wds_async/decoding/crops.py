@@ -131,7 +131,7 @@ def drawn_number(draw: Callable[[], float]) -> int:
 
 
 class Cut:
-    """The crop of one image. `divisor` has to be called first, with the image's size."""
+    """The crop of one image. `divisor` has to be called first, with the image's size; `tensor` does it."""
 
     def __init__(self, crop: Crop, number: int) -> None:
         self._crop = crop
@@ -169,6 +169,18 @@ class Cut:
         result = resizer()(image[top:bottom, left:right], view.height, view.width)
         result = result[view.top : view.top + crop.height, view.left : view.left + crop.width]
         return np.ascontiguousarray(result[:, ::-1] if self._mirrored else result)
+
+    def tensor(self, image: Any) -> Any:
+        """Return the crop of a tensor, channels x height x width at full size, on its device."""
+        import torch  # noqa: PLC0415 (an extra)
+
+        self.divisor(*image.shape[1:])
+        left, top, right, bottom = self._window(*image.shape[1:])
+        view, crop = self._view, self._crop
+        window = image[None, :, top:bottom, left:right].float()  # CUDA resizes no bytes
+        resized = torch.nn.functional.interpolate(window, (view.height, view.width), mode="bilinear", antialias=True)
+        result = resized[0, :, view.top : view.top + crop.height, view.left : view.left + crop.width].round().byte()
+        return result.flip(2) if self._mirrored else result
 
     def image(self, image: Image) -> Image:
         """Return the crop of a Pillow image likewise."""

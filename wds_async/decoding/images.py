@@ -112,6 +112,8 @@ class ImageHandler:
             swapped = [name for name in imagespecs if sorted(name) == sorted(imagespec.lower())]  # rgbtorch, torchrgb
             near = swapped or difflib.get_close_matches(imagespec.lower(), imagespecs, 1)
             hint = f"did you mean {near[0]}? " if near else ""
+            if imagespec == "cuda":
+                hint = 'a GPU decodes whole batches: WebLoader(…).decode_batch("jpg", device="cuda"); '
             raise ValueError(f"Unknown imagespec: {imagespec} ({hint}known are {', '.join(imagespecs)})")
         self.imagespec = imagespec
         self.extensions = frozenset(extensions)

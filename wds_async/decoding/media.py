@@ -19,7 +19,7 @@ import numpy as np
 
 from wds_async.errors import MissingExtra
 
-__all__ = ["torch_audio", "torch_video"]
+__all__ = ["package", "torch_audio", "torch_video"]
 
 _VIDEO = frozenset(("avi", "h264", "mjpeg", "mov", "mp4", "mpg", "ogv", "webm", "wmv"))
 _AUDIO = frozenset(("flac", "m4a", "mp3", "ogg", "sox", "wav", "wma"))
@@ -55,7 +55,7 @@ def torch_audio(key: str, data: bytes) -> Any:
     return _reader("sound")(data, extension) if extension in _AUDIO else None
 
 
-def _package(name: str) -> Any:
+def package(name: str) -> Any:
     """Import a package; None where it is not installed or does not load (torchcodec without FFmpeg: RuntimeError)."""
     try:
         return importlib.import_module(name)
@@ -65,17 +65,17 @@ def _package(name: str) -> Any:
 
 @functools.cache  # an import that fails is looked for anew in every folder, and there may be one for each sample
 def _reader(kind: str) -> Reader:
-    if _package("torch") is None:
+    if package("torch") is None:
         raise MissingExtra(f'decoding {kind} gives torch tensors: pip install "wds-async[torch,media]"')
-    for package, function, reader in _READERS[kind]:
-        if hasattr(_package(package), function):
+    for name, function, reader in _READERS[kind]:
+        if hasattr(package(name), function):
             return reader
-    names = ", ".join(package.partition(".")[0] for package, _, _ in _READERS[kind])
+    names = ", ".join(name.partition(".")[0] for name, _, _ in _READERS[kind])
     raise MissingExtra(f'decoding {kind} needs one of {names}: pip install "wds-async[media]"')
 
 
 def _tensor(array: np.ndarray[Any, Any]) -> Any:
-    return _package("torch").from_numpy(array)
+    return package("torch").from_numpy(array)
 
 
 # ------------------------------------------------------------------ PyAV
@@ -83,11 +83,11 @@ def _tensor(array: np.ndarray[Any, Any]) -> Any:
 
 def _open(data: bytes) -> Any:
     # FFmpeg knows playlists by content, whatever the field is called, and would open the files and URLs they name.
-    return _package("av").open(io.BytesIO(data), options={"protocol_whitelist": "none"}, metadata_errors="ignore")
+    return package("av").open(io.BytesIO(data), options={"protocol_whitelist": "none"}, metadata_errors="ignore")
 
 
 def _video_by_av(data: bytes, extension: str) -> Any:
-    av = _package("av")
+    av = package("av")
     with _open(data) as container:
         pictures, sounds = container.streams.video[:1], container.streams.audio[:1]
         resample, frames, chunks = _resampler(), [], []
@@ -113,7 +113,7 @@ def _audio_by_av(data: bytes, extension: str) -> Any:
 
 def _resampler() -> Callable[[Any], list[Any]]:
     """Return a function from frames of any format to float32 arrays, (channels, values), at their own rate."""
-    resampler = _package("av").AudioResampler(format="fltp")
+    resampler = package("av").AudioResampler(format="fltp")
     return lambda frame: [chunk.to_ndarray() for chunk in resampler.resample(frame)]
 
 
@@ -125,11 +125,11 @@ def _joined(chunks: list[Any]) -> Any:
 
 
 def _audio_by_soundfile(data: bytes, extension: str) -> Any:
-    soundfile = _package("soundfile")
+    soundfile = package("soundfile")
     try:
         values, rate = soundfile.read(io.BytesIO(data), dtype="float32", always_2d=True)
     except soundfile.LibsndfileError:
-        if _package("av") is None:
+        if package("av") is None:
             raise
         return _audio_by_av(data, extension)
     return _tensor(np.ascontiguousarray(values.T)), rate
@@ -139,11 +139,11 @@ def _video_by_torchvision(data: bytes, extension: str) -> Any:
     with tempfile.TemporaryDirectory() as folder:  # it reads files only
         path = Path(folder, f"field.{extension}")
         path.write_bytes(data)
-        return _package("torchvision.io").read_video(str(path), pts_unit="sec")
+        return package("torchvision.io").read_video(str(path), pts_unit="sec")
 
 
 def _video_by_torchcodec(data: bytes, extension: str) -> Any:
-    decoders, torch = _package("torchcodec.decoders"), _package("torch")
+    decoders, torch = package("torchcodec.decoders"), package("torch")
     video = decoders.VideoDecoder(data, dimension_order="NHWC")
     info = {"video_fps": float(video.metadata.average_fps)}
     try:
@@ -154,7 +154,7 @@ def _video_by_torchcodec(data: bytes, extension: str) -> Any:
 
 
 def _audio_by_torchcodec(data: bytes, extension: str) -> Any:
-    samples = _package("torchcodec.decoders").AudioDecoder(data).get_all_samples()
+    samples = package("torchcodec.decoders").AudioDecoder(data).get_all_samples()
     return samples.data, samples.sample_rate
 
 
@@ -168,7 +168,7 @@ _READERS: dict[str, tuple[tuple[str, str, Reader], ...]] = {
         ("soundfile", "read", _audio_by_soundfile),
         ("av", "open", _audio_by_av),
         ("torchcodec.decoders", "AudioDecoder", _audio_by_torchcodec),
-        ("torchaudio", "load", lambda data, _: _package("torchaudio").load(io.BytesIO(data))),
+        ("torchaudio", "load", lambda data, _: package("torchaudio").load(io.BytesIO(data))),
     ),
 }
 """Package, what it must have (new versions of torchvision read no video) and the reader, by preference."""

@@ -208,7 +208,7 @@ def _decode(
     """
     from wds_async import autodecode  # noqa: PLC0415 (pipelines without decoding do not load the decoders)
 
-    options = _image_options(min_size, size, crop, resize, scale, flip)
+    options = image_options(min_size, size, crop, resize, scale, flip)
     chosen = [autodecode.imagehandler(a, **options) if isinstance(a, str) else a for a in args]
     decoder = autodecode.Decoder(chosen, pre, post, only, partial, allow_pickle=allow_pickle)
     state = state or DecodeState()
@@ -216,7 +216,7 @@ def _decode(
     return _each(data, decoder.decode, threads, handler, "decode", state)
 
 
-def _image_options(min_size: Any, size: Any, crop: Any, resize: Any, scale: Any, flip: Any) -> dict[str, Any]:
+def image_options(min_size: Any, size: Any, crop: Any, resize: Any, scale: Any, flip: Any) -> dict[str, Any]:
     """Return the arguments of `autodecode.imagehandler`. ConfigError for those that do not go together."""
     cut = {"crop": crop, "resize": resize, "scale": scale, "flip": flip or None}
     if size is None:
@@ -228,27 +228,34 @@ def _image_options(min_size: Any, size: Any, crop: Any, resize: Any, scale: Any,
     return {"size": size, **cut}
 
 
-class DecodeState(ThreadsState, RandomState):
-    """State of `decode`: the samples ahead with the numbers drawn for them, where images are cut at random."""
+class NumbersState(RandomState):
+    """State of a stage that draws numbers for images."""
 
-    def __init__(self) -> None:
-        ThreadsState.__init__(self)
-        RandomState.__init__(self)
-        self.draws = False
-        self._drawn: deque[int] = deque()
-
-    def arguments(self, item: Any) -> tuple[Any, ...]:
-        """Return the sample and, if there is something to draw, its number."""
-        return (item, self._number()) if self.draws else (item,)
-
-    def _number(self) -> int:
-        if self._drawn:
-            return self._drawn.popleft()
+    def number(self) -> int:
+        """Return the next number."""
         if self.rng is None:
             # A generator of our own: the numbers are the same whoever else draws from the global one meanwhile.
             self.begin(random.Random(global_draws()() if self._loaded is None else 0))
         number: int = self.rng.getrandbits(32)
         return number
+
+
+class DecodeState(ThreadsState, NumbersState):
+    """State of `decode`: the samples ahead with the numbers drawn for them, where images are cut at random."""
+
+    def __init__(self) -> None:
+        ThreadsState.__init__(self)
+        NumbersState.__init__(self)
+        self.draws = False
+        self._drawn: deque[int] = deque()
+
+    def arguments(self, item: Any) -> tuple[Any, ...]:
+        """Return the sample and, if there is something to draw, its number."""
+        return (item, self.number()) if self.draws else (item,)
+
+    def number(self) -> int:
+        """Return the next number: those of an earlier run come first."""
+        return self._drawn.popleft() if self._drawn else super().number()
 
     def save(self) -> dict[str, Any]:
         if not self.draws:
@@ -304,7 +311,7 @@ def _check_decode(
     """Raise ConfigError for a crop without an image specification, or for one that cannot be."""
     from wds_async import autodecode  # noqa: PLC0415 (here, so that forked workers need not load the decoders)
 
-    options = _image_options(min_size, size, crop, resize, scale, flip)
+    options = image_options(min_size, size, crop, resize, scale, flip)
     if size is None:
         return
     specs = [value for value in args if isinstance(value, str)]

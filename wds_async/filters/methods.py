@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from wds_async.decoding import streamdecode
+from wds_async.decoding import batches, streamdecode
 from wds_async.decoding.streamdecode import StreamDecoder, default_decoders
 from wds_async.filters import basic, batch, buckets, fields, shuffling
 from wds_async.filters.batch import default_collation_fn
@@ -142,6 +142,37 @@ class FilterMethods:
                 flip=flip,
                 threads=threads,
                 handler=handler,
+            )
+        )
+
+    def decode_batch(
+        self,
+        field: str = "jpg",
+        device: Any = "cuda",
+        *,
+        size: int | tuple[int, int] | None = None,
+        crop: str | None = None,
+        resize: int | None = None,
+        scale: tuple[float, float] | None = None,
+        flip: bool = False,
+        handler: Handler = reraise_exception,
+    ) -> Self:
+        """Decode the images of each batch on ``device``: ``WebLoader(dataset.batched(64), …).decode_batch("jpg")``.
+
+        Batches are dicts of columns, of which ``field`` is a list of bytes. It becomes a list of uint8 tensors,
+        3 x height x width; with ``size`` one tensor, n x 3 x height x width. ``size``, ``crop``, ``resize``, ``scale``
+        and ``flip`` are those of `decode`, with the same draws.
+
+        Baseline JPEGs are decoded on a CUDA device by torchcodec (0.16 or newer) or torchvision. Other images, and
+        those that the device refuses, are decoded by the CPU and copied. A batch with an image that cannot be decoded
+        is a `DecodingError`, which names the sample, for ``handler``: where it continues, the batch is dropped.
+
+        Tensors on a device cannot leave a worker process: put this stage behind the loader. Raises ConfigError in a
+        worker, and if there is no such device; `MissingExtra` if neither library is installed.
+        """
+        return self.compose(
+            batches.decode_batch(
+                field, device=device, size=size, crop=crop, resize=resize, scale=scale, flip=flip, handler=handler
             )
         )
 

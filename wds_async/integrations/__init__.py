@@ -1,1 +1,1 @@
-"""Classes for other frameworks, in a module for each that imports the framework."""
+"""Classes and sources for other frameworks, a module for each."""
