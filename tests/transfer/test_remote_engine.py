@@ -235,6 +235,8 @@ def test_it_ends_with_its_program(origin: Origin, end: str) -> None:
         if end == "fork":
             assert data(4 * MIB, 0)[:5].hex().encode() in output[0]
         assert program.returncode == {"raise": 1, "kill": -9, "interrupt": -2}.get(end, 0), output
+        # Standard error is the process's too: it ends quietly, though the program has not read all.
+        assert output[1].count(b"Traceback") == (end in ("raise", "interrupt")), output
 
 
 def test_it_logs_where_the_program_logs(origin: Origin, caplog: pytest.LogCaptureFixture) -> None:
