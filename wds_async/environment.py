@@ -151,7 +151,7 @@ VARIABLES: tuple[Variable, ...] = (
             "WDS_ENGINE",
             _choice(*ENGINES),
             "thread",
-            "thread, process: where shards are received; auto: by a process once the thread is slow",
+            "thread, process: where shards are received; auto: by a process once the thread is slow and a core idle",
         ),
         ("WDS_RETRIES", COUNT, None, "attempts without a new byte before a transfer fails; unset: until WDS_TIMEOUT"),
         ("WDS_TIMEOUT", SECONDS, 300.0, "seconds without a new byte before a transfer fails"),

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self
 
-from wds_async import batch_memory, config, lengths, shared_batches, world
+from wds_async import batch_memory, config, environment, lengths, shared_batches, world
 from wds_async.ahead import Ahead
 from wds_async.arguments import check_device, check_size
 from wds_async.checkpoint.states import (
@@ -110,11 +110,16 @@ class WebLoader(DataPipeline, FluidInterface):
     def start(self) -> None:
         """Begin the next iteration now: workers or threads start and prepare batches while the program still loads its
         model. The next ``iter()`` of this loader goes on with it. `set_epoch` and `load_state_dict` end it, and the
-        next iteration begins anew, at the right place; `close` ends it too. Does nothing if it has begun, and with
-        neither workers nor threads: then nothing is prepared ahead of the program.
+        next iteration begins anew, at the right place; `close` ends it too. Does nothing if it has begun. With neither
+        workers nor threads nothing is prepared ahead of the program, but ``WDS_ENGINE=process`` starts that process.
         """
-        if self._started is None and (self._here.runs_ahead or self.pipeline[0].num_workers):
-            self._started, self._pid = super().__iter__(), os.getpid()
+        if self._here.runs_ahead or self.pipeline[0].num_workers:
+            if self._started is None:
+                self._started, self._pid = super().__iter__(), os.getpid()
+        elif environment.value("WDS_ENGINE") == "process":
+            from wds_async.transfer import remote_engine  # noqa: PLC0415 (the engine)
+
+            remote_engine.start()
 
     def __iter__(self) -> Iterator[Any]:
         started, self._started = self._started, None

@@ -23,7 +23,7 @@ from wds_async.errors import WdsError
 from wds_async.transfer import engine as thread_engine
 from wds_async.transfer.reader import InterleavedReader, ShardReader, open_shards
 from wds_async.transfer.remote_engine import RemotePump, _EngineProcess
-from wds_async.transfer.stats import Counters
+from wds_async.transfer.stats import Counters, idle_s
 
 PART = 256 * KIB
 
@@ -193,6 +193,32 @@ def test_a_changed_environment_gets_a_process_of_its_own(origin: Origin, monkeyp
         assert bytes_of([url]) == [b"x"]
         assert _pid() != before
     _wait_for_end(before)
+
+
+@pytest.mark.parametrize("loader", [False, True])
+def test_it_starts_before_the_first_reader(tmp_path: Path, loader: bool) -> None:
+    program = [
+        *("import sys", "import torch.utils.data" if loader else "", "import wds_async as wds"),
+        *("from wds_async.transfer.remote_engine import _EngineProcess", "dataset = wds.WebDataset('x.tar')"),
+        "wds.WebLoader(dataset, batch_size=None).start()" if loader else "",
+        "sys.exit(_EngineProcess.current is None)",
+    ]
+    if loader:
+        pytest.importorskip("torch")
+    assert subprocess.run([sys.executable, "-c", "\n".join(program)], cwd=tmp_path, check=False).returncode == 0
+
+
+def test_time_in_which_the_own_core_computes_is_not_idle() -> None:
+    usable = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, {min(usable)})
+        assert idle_s() > 0
+        before, until = idle_s(), time.thread_time() + 0.3
+        while time.thread_time() < until:
+            pass
+        assert idle_s() - before < 0.1  # half a core would be 0.15 s
+    finally:
+        os.sched_setaffinity(0, usable)
 
 
 PROGRAM = """

@@ -46,6 +46,10 @@ class ReadingStage(FilterFunction):
             from wds_async.checkpoint import run  # noqa: F401, PLC0415 (so that forked workers need not)
 
             prepare()
+        elif value("WDS_ENGINE") == "process":
+            from wds_async.transfer import remote_engine  # noqa: PLC0415 (the engine)
+
+            remote_engine.start()
         self.board = Board()
         self.ledger = Ledger(self.board, max_bad_fraction)
         self.cost_limit = limit_of_job()

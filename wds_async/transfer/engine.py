@@ -32,7 +32,7 @@ from wds_async.transfer.options import ReadOptions, Span
 from wds_async.transfer.resources import Resources
 from wds_async.transfer.shard_state import ShardState
 from wds_async.transfer.slabs import Slab, SlabPool
-from wds_async.transfer.stats import Counters, ThreadClock
+from wds_async.transfer.stats import Counters, ThreadClock, idle_s
 from wds_async.transfer.window import End, Event, Finished, Part, Piece, Shard
 
 __all__ = [
@@ -56,6 +56,8 @@ _DEFAULT_SWITCH_INTERVAL_S = 0.005
 _CHECK_EVERY_S = 1.0
 _CROWDED = 0.8
 _BUSY_AT_LEAST = 0.1
+_IDLE_AT_LEAST = 0.5
+"""Cores, of those that this process may use."""
 _CLOSED = "this reader was closed; iterate over the dataset again"
 T = TypeVar("T")
 QueuedShard = tuple[int, str, Location | WdsError, Span]
@@ -102,7 +104,7 @@ class EventQueue:
 
     def __init__(self, counters: Counters) -> None:
         self.waiting = False
-        """Whether the consumer has nothing else to do."""
+        """True while the consumer has nothing else to do."""
         self.flying = 0
         """Parts on their way, as of the last change."""
         self.clock = ThreadClock(counters)
@@ -165,7 +167,7 @@ class Engine:
         self._stopping: asyncio.Task[None] | None = None
         self._switch_interval_s: float | None = None
         self._looked: dict[Counters, tuple[float, float]] = {}
-        self._computed = (0.0, 0.0)
+        self._computed = (0.0, 0.0, 0.0)
 
     @staticmethod
     def acquire(options: ReadOptions, events: EventSink, pool: type[SlabPool] = SlabPool) -> tuple[Engine, Pump]:
@@ -282,20 +284,28 @@ class Engine:
         self._look_for_crowding()
 
     def _look_for_crowding(self) -> None:
-        """Note it if, in the last second, this thread and one that reads were busy for most of the time: those in pure
-        Python then take turns, and each turn costs."""
+        """Note it if, in the last second, this thread and one that reads were busy for most of the time, and a core had
+        nothing to do for half of it: in pure Python the two take turns, each turn costs, and a process has room."""
         global _crowding
-        now, (computed_s, at) = time.monotonic(), self._computed
-        self._computed = time.thread_time(), now
-        loop_share = (self._computed[0] - computed_s) / max(now - at, _CHECK_EVERY_S / 4)
+        if _crowding:
+            return
+        now, (computed_s, idle_before_s, at) = time.monotonic(), self._computed
+        self._computed = time.thread_time(), idle_s(), now
+        passed_s = max(now - at, _CHECK_EVERY_S / 4)
+        loop_share, idle = (self._computed[0] - computed_s) / passed_s, (self._computed[1] - idle_before_s) / passed_s
         before = self._looked
         self._looked = {one: (one.get("thread_s"), one.get("cpu_s")) for one in {pump.counters for pump in self._pumps}}
         for counters, (read_s, busy_s) in self._looked.items():
             then = before.get(counters, (read_s, busy_s))
             share = (busy_s - then[1]) / max(read_s - then[0], _CHECK_EVERY_S / 4)
-            if not _crowding and min(share, loop_share) >= _BUSY_AT_LEAST and share + loop_share >= _CROWDED:
-                _crowding = f"the thread that reads computed {share:.0%} of the time, and the engine's {loop_share:.0%}"
+            crowded = min(share, loop_share) >= _BUSY_AT_LEAST and share + loop_share >= _CROWDED
+            if crowded and idle >= _IDLE_AT_LEAST:
+                _crowding = (
+                    f"the thread that reads computed {share:.0%} of the time, the engine's {loop_share:.0%}, and"
+                    f" {idle:.1f} cores were idle"
+                )
                 logger.info("WDS_ENGINE=process may read faster here: %s", _crowding)
+                return
 
     async def _shut_down(self) -> None:
         try:
@@ -324,7 +334,7 @@ class Pump:
         self._begun: set[Part] = set()
         self._closing: set[asyncio.Task[None]] = set()
         self.failed = False
-        """Whether the consumer has had an error."""
+        """True once the consumer has had an error."""
         self._closed = False
         self._kicking = False
         self._usage = (0.0, 0.0)

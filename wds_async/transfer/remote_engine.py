@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
     from wds_async.child_process import ChildProcess
 
-__all__ = ["RemoteEngine", "RemoteEvents", "RemotePump", "acquire", "event_queue", "main"]
+__all__ = ["RemoteEngine", "RemoteEvents", "RemotePump", "acquire", "event_queue", "main", "start"]
 
 logger = logging.getLogger("wds_async")
 
@@ -57,7 +57,7 @@ _GAUGES = frozenset({
 })  # fmt: skip
 """Counters that are set, not added to."""
 _FACTS = ("version", "etag", "checksum", "modified", "open_ended", "end_in_doubt")
-"""What the reader's end takes from a `ShardState`."""
+"""Attributes of a `ShardState` that are sent to the reader's end."""
 
 
 def event_queue(options: ReadOptions) -> EventQueue:
@@ -72,6 +72,13 @@ def acquire(options: ReadOptions, events: EventQueue) -> tuple[Engine | RemoteEn
         end_with_worker()
         return RemoteEngine(), RemotePump(options, events)
     return Engine.acquire(options, events)
+
+
+def start() -> None:
+    """Start the process now, so that the first reader need not wait for it."""
+    if _possible():
+        with contextlib.suppress(OSError, WdsError):  # the reader tries again, and warns
+            _EngineProcess.running()
 
 
 def _possible() -> bool:
@@ -132,7 +139,9 @@ class _EngineProcess:
 
     @property
     def started(self) -> bool:
-        """Whether it reads, or has ended: its first byte stays here unread."""
+        """True once it reads, or has ended: its first byte stays here unread."""
+        if self.socket.fileno() < 0:  # this process ends, and has ended it
+            return True
         poll = select.poll()
         poll.register(self.socket, select.POLLIN)
         return bool(poll.poll(0))
@@ -504,7 +513,7 @@ class _Outbox:
 
     def __init__(self) -> None:
         self.slabs: dict[int, Slab] = {}
-        """Those that the reader has, by address."""
+        """Slabs that the reader has, by address."""
         self.transport: asyncio.WriteTransport | None = None
         self.counters = _SentCounters(self)
         self._events: list[Any] = []
@@ -513,12 +522,12 @@ class _Outbox:
 
     @property
     def waiting(self) -> bool:
-        """Whether the consumer has nothing: a reader gives its memory back before it waits."""
+        """True if the consumer has nothing: a reader gives its memory back before it waits."""
         return not self.slabs
 
     @property
     def flying(self) -> int:
-        """Parts on their way. That there are none any more is sent."""
+        """Number of parts on their way. The reader is sent a message when it falls to zero."""
         return self._flying
 
     @flying.setter

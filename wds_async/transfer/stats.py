@@ -24,7 +24,7 @@ from typing import Any
 
 from wds_async.transfer.traffic import Traffic
 
-__all__ = ["Board", "Boards", "Counters", "Stats", "alive", "temporary_folder"]
+__all__ = ["Board", "Boards", "Counters", "Stats", "alive", "idle_s", "temporary_folder"]
 
 _LOOK_EVERY_S = 0.01
 _REMOVALS = 3
@@ -220,6 +220,18 @@ def _computed_s() -> float:
     except (OSError, ValueError):
         return time.thread_time()
     return (int(computed) + int(waited)) / 1e9
+
+
+def idle_s() -> float:
+    """Return the seconds that the cores which this process may use were idle since the machine's start, added up; 0
+    where the system does not tell."""
+    try:
+        usable = {f"cpu{core}" for core in os.sched_getaffinity(0)}
+        with open("/proc/stat") as file:
+            cores = [fields for line in file if (fields := line.split()) and fields[0] in usable]
+        return sum(int(idle) + int(waiting) for _, _, _, _, idle, waiting, *_ in cores) / os.sysconf("SC_CLK_TCK")
+    except (AttributeError, OSError, ValueError):
+        return 0.0
 
 
 class Board:
