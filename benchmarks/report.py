@@ -7,6 +7,7 @@ of all others, and each of its cases a table of the peers.
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 from collections.abc import Iterable, Mapping
@@ -53,6 +54,8 @@ PLOTS = {
     "cpu": ("CPU seconds per GB (less is better)", "cpu_s_per_gb", 1.0, ".2f"),
     "memory": ("peak memory of all processes, MB (less is better)", "pss_bytes", 1e-6, ",.0f"),
 }
+_LONGEST = 8
+"""Bars are as long as that of eight times our figure at most: one peer takes a hundred times as much CPU."""
 OURS, OTHER, FLOOR = "#1a7f5a", "#b0b7bf", "#dfe4e8"
 Document = Mapping[str, Any]
 
@@ -189,15 +192,16 @@ def plot(documents: Iterable[Document], measure: str) -> str | None:
         left = 150 + 400 * column
         drawn.append(f'<text x="{left}" y="52" font-weight="bold">{label}</text>')
         values = {name: factor * reading[key] for name, reading in readings.items()}
+        most = min(max(values.values()), _LONGEST * values.get("wds_async", math.inf))
         for line, name in enumerate(sorted(values, key=lambda one: values[one], reverse=measure == "throughput")):
-            width, y = max(2, round(160 * values[name] / max(values.values()))), 66 + 24 * line
+            width, y = max(2, round(160 * min(1.0, values[name] / most))), 66 + 24 * line
             drawn.append(
                 f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{name.replace("wds_async, ", "")}</text>'
             )
             drawn.append(
                 f'<rect x="{left}" y="{y}" width="{width}" height="18" rx="2" fill="{_colour(readings[name])}"/>'
             )
-            value = format(values[name], form)
+            value = f"{'… ' if values[name] > most else ''}{values[name]:{form}}"
             drawn.append(f'<text x="{left + width + 8}" y="{y + 14}" fill="#59636e">{value}</text>')
     height = 80 + 24 * max(map(len, panels.values()))
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {400 * len(panels)} {height}" role="img"'

@@ -45,7 +45,7 @@ _BAR = 0.8
 _BETWEEN_CLEAN = 2
 """Runs with faults between two fault-free ones, which both are compared with: what else the machine does changes."""
 _EPOCHS = 5
-_PATIENCE_S = 40.0
+_PATIENCE_S = 30.0
 """With peers that wait without end."""
 
 CASES: dict[str, tuple[str, ...]] = {
@@ -355,15 +355,15 @@ def main(bench: Bench) -> None:
     leaving(bench, corpus)
 
 
-@scenario("faults-peers", shards=256, repeat=3)
+@scenario("faults-peers", shards=192, repeat=3)
 def beside(bench: Bench) -> None:
     """No, 1 % and 5 % of the requests fail in all ways, from a store-like server: which peers get through, how fast.
 
-    Shards have 4 MB, so that the quarter of them that others read is 64 requests at least. Who fails at 1 % is not
-    asked again at 5 %.
+    Shards have 4 MB, so that the eighth of them that others read, once, is 24 requests at least. Who fails at 1 % is
+    not asked again at 5 %.
     """
     corpus = bench.make(image_like, bench.shards, 4_000_000, distinct=False)
-    rows = [row for row in bench.rows(floors=(), part=1 / 4) if load_peer(row.peer).format == "tar"]
+    rows = [row for row in bench.rows(floors=(), part=1 / 8) if load_peer(row.peer).format == "tar"]
     kinds, rates = f"kinds {', '.join(KINDS)}", {}
     for share in (0.0, 0.01, 0.05):
         with served(bench.root, *_STORE_LIKE, "seed 1", kinds, f"faults {share}") as server:
@@ -371,10 +371,13 @@ def beside(bench: Bench) -> None:
             source = Source(corpus, "http", urls, urls, server.base, {}, None)
             # Silence is one of the faults, and not every peer has a time limit.
             case = f"{share:.0%} of the requests fail"
-            results = bench.compare(case, source, rows=rows, limit_s=_PATIENCE_S)
+            bench.compare(case, source, rows=rows, repeat=1, limit_s=_PATIENCE_S)
+            again = [row for row in rows if row.name == "wds_async"]
+            if bench.repeat > 1:
+                bench.compare(case, source, rows=again, repeat=bench.repeat - 1)
             rows = [row for row in rows if row.name not in bench.absent.get(case, {})]
-        if "wds_async" in results:
-            rates[share] = results["wds_async"].mb_s
+        if "wds_async" in bench.readings[case]:
+            rates[share] = bench.readings[case]["wds_async"].mb_s
     bench.failed = False  # that others fail is what is measured
     if len(rates) == 3:
         part = rates[0.05] / rates[0.0]

@@ -10,10 +10,13 @@ from benchmarks.corpus import image_like
 __all__ = ["first", "resume"]
 
 ROUND_TRIP_S = 0.050
+_FEW = ("wds_async", "webdataset", "webdataset_fsspec", "torchdata", "obstore")
+"""All peers read a first sample in a new process; the rest is for these."""
 
 
 def _trips(bench: Bench, case: str, source: Source, *, warm: bool) -> None:
-    results = bench.compare(case, source, rows=bench.rows(floors=()), first=True, warm=warm)
+    rows = bench.rows(_FEW if warm else None, floors=())
+    results = bench.compare(case, source, rows=rows, first=True, warm=warm)
     if ours := results.get("wds_async"):
         trips = (ours.first_s - ours.connected_s) / ROUND_TRIP_S
         bench.bar(f"{case}: after connect", "≤ 2.5 round trips", trips, trips <= 2.5)
@@ -26,14 +29,14 @@ def first(bench: Bench) -> None:
     with bench.serve(corpus, store_like=True) as source:
         _trips(bench, "first sample, in a new process", source, warm=False)
         _trips(bench, "first sample, again", source, warm=True)
-        bench.compare("first batch, 2 workers", source, "loader", bench.rows(floors=()), workers=2, first=True)
+        bench.compare("first batch, 2 workers", source, "loader", bench.rows(_FEW, floors=()), workers=2, first=True)
 
 
 @scenario("resume", repeat=3)
 def resume(bench: Bench) -> None:
     """Time to the first sample in the middle of an epoch, from a saved state, beside a start without one."""
     corpus = bench.make(image_like, bench.shards, bench.shard_bytes, distinct=False)
-    rows = bench.rows(floors=())
+    rows = bench.rows(_FEW, floors=())
     with bench.serve(corpus, store_like=True) as source:
         # Making the state has read half an epoch: the start beside it is not the first of its process either.
         fresh = bench.compare("a start without a state", source, rows=rows, first=True, warm=True)

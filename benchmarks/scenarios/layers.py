@@ -53,7 +53,7 @@ def _show(bench: Bench, case: str, samples: int, readings: dict[str, Reading]) -
     bench.console.print(table)
 
 
-@scenario("layers", shards=10)
+@scenario("layers", shards=8, repeat=3)
 def layers(bench: Bench) -> None:
     """CPU of a byte and of a sample, layer by layer: images of 100 KB and samples of 200 bytes."""
     cases = (

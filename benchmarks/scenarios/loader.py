@@ -26,11 +26,11 @@ def loader(bench: Bench) -> None:
         bench.ratio_bar("2 workers, undecoded: throughput over webdataset's", 4, ours.mb_s, theirs.mb_s)
 
 
-@scenario("workers", shards=80, repeat=3)
+@scenario("workers", shards=64, repeat=3)
 def workers(bench: Bench) -> None:
     """Undecoded images through a DataLoader with 1 to 16 workers, batches of 256.
 
-    Five gigabytes are read, so that starting the workers, which takes up to a second, counts little.
+    Four gigabytes are read, so that starting the workers, which takes up to a second, counts little.
     """
     size = 2_000_000 if bench.quick else SHARD_BYTES
     corpus = bench.make(image_like, max(bench.shards, 16), size, distinct=False)

@@ -73,7 +73,7 @@ def _drop(bench: Bench, corpus: Corpus) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-@scenario("cache", repeat=3)
+@scenario("cache", shards=8, repeat=3)
 def cache(bench: Bench) -> None:
     """Local files out of a cold and a warm page cache; http with a cache on the disk, the first and the second time."""
     corpus = bench.make(image_like, bench.shards, bench.shard_bytes)

@@ -27,7 +27,7 @@ from tests.servers import Nginx
 __all__ = ["main"]
 
 _CONNECTIONS = 8
-_SECONDS = 6.0
+_SECONDS = 4.0
 _IDLE, _SLOW = 1000, 200
 _RANGE_BYTES = 65536
 _WRK = """
