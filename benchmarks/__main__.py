@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,7 @@ def main(
     flames: tuple[str, ...], installed: str | None,
 ) -> None:  # fmt: skip
     """Measure wds_async beside its peers: see benchmarks/README.md."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # servers and peers end with a run that is cut short
     chosen, failures = _named(peers), 0
     for name in peer_names() if installed == "all" else _named(installed):
         try:
