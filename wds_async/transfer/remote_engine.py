@@ -667,12 +667,12 @@ def main(parent: Connection[Any, Any]) -> None:
     logger.addHandler(log := _ForwardedLog(queue.SimpleQueue()))
     logger.propagate = False
     control = socket.socket(fileno=os.dup(parent.fileno()))
-    control.send(b"+")
     poll = select.poll()
     poll.register(control, select.POLLIN)
     with contextlib.suppress(OSError, AttributeError):  # a fork of the parent may hold its end of the connection
         poll.register(os.pidfd_open(os.getppid()), select.POLLIN)
-    with contextlib.suppress(KeyboardInterrupt, ConnectionError):  # reset: the parent ended before it read all
+    with contextlib.suppress(KeyboardInterrupt, ConnectionError):  # the parent ended before it read all
+        control.send(b"+")
         while [number for number, _ in poll.poll()] == [control.fileno()]:
             data, files, *_ = socket.recv_fds(control, 1, 1)
             if not data:
