@@ -29,7 +29,10 @@ _LONG = (
 )  # fmt: skip
 """Files whose few tests take long. They come first: two processes share the files, and neither should be left with one
 of these when the other has nothing more to do."""
-_FIRST = ("tests/test_examples.py", "tests/checkpoint/test_ddp.py", "tests/faults/", "tests/checkpoint/test_kill.py")
+_FIRST = (
+    "tests/test_examples.py", "tests/distributed/", "tests/faults/", "tests/checkpoint/test_replay.py",
+    "tests/checkpoint/test_ddp.py", "tests/checkpoint/test_kill.py",
+)  # fmt: skip
 """The longest of all files."""
 _SLOW_FIXTURES = {"nginx", "origin", "tls", "gcs", "s3", "azurite", "radosgw", "service", "server", "raylets", "ray"}
 _SLOW_WORDS = re.compile(r"subprocess|num_workers|get_context|Process\(|os\.fork|bundle|at_every_point")

@@ -22,8 +22,6 @@ from wds_async.distributed import raydata
 from wds_async.errors import ChecksumMismatch, ConfigError, TruncatedShard, UrlError
 from wds_async.handlers import ignore_and_continue
 
-RUNS = 40 if os.environ.get("WDS_TEST_ALL_POINTS") == "1" else 6
-
 pytestmark = [
     pytest.mark.usefixtures("ray"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -164,18 +162,6 @@ def test_the_number_of_blocks_is_that_of_tasks_as_far_as_there_are_shards(tmp_pa
     for name, number, blocks in (("override_num_blocks", 2, 2), ("parallelism", 3, 4), ("override_num_blocks", 8, 8)):
         dataset = raydata.read(urls, **{name: number}).materialize()
         assert (dataset.num_blocks(), rows_by_key(dataset)) == (blocks, joined(shards))
-
-
-@pytest.mark.parametrize("size", [500, 100_000])
-def test_one_503_at_a_random_place_loses_nothing(size: int) -> None:
-    shards = contents(2, 12, size) if size > 1000 else contents(2, 200, size)
-    for run in range(RUNS):
-        with Origin(seed=run) as origin:
-            urls = [origin.add(f"{number}.tar", make_shard(shard)) for number, shard in enumerate(shards)]
-            origin.behave(status=503, skip=random.Random(run).randrange(4), times=1)
-            dataset = raydata.read(urls, transfer={"budget_bytes": 1 << 20, "part_bytes": 256 << 10})
-            assert rows_by_key(dataset) == joined(shards), f"run {run}"
-            assert any(sent.status == 503 for sent in origin.sent)
 
 
 class Dies:

@@ -181,7 +181,7 @@ def test_one_503_at_a_random_place_loses_nothing(size: int) -> None:
     content = {f"{n:05d}": {"bin": bytes(size)} for n in range(samples)}
     shards = {f"/{number}.tar": make_shard(content) for number in range(2)}
     transfer = {"budget_bytes": 1 << 20, "part_bytes": 256 << 10}
-    for run in range(40):
+    for run in range(12):
         with Origin(shards, seed=run) as origin:
             origin.behave(status=503, skip=random.Random(run).randrange(8), times=1)
             rows = rows_of([origin.url("0.tar"), origin.url("1.tar")], block_bytes=1 << 20, transfer=transfer)

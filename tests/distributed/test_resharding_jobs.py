@@ -81,7 +81,7 @@ def test_a_shuffle(inputs: str, wanted: dict[str, bytes], tmp_path: Path) -> Non
     assert len(wds.WebDataset(f"{tmp_path}/_wds/reshard/finished.json", shardshuffle=False)) == SAMPLES
 
 
-@pytest.mark.parametrize("engine", ["local", "rank", "ray", "dask"])
+@pytest.mark.parametrize("engine", ["local", "rank", "ray"])
 def test_the_same_bytes_on_every_engine(
     engine: str, request: pytest.FixtureRequest, inputs: str, wanted: dict[str, bytes], tmp_path: Path
 ) -> None:
@@ -90,11 +90,8 @@ def test_the_same_bytes_on_every_engine(
         request.getfixturevalue("ray")
     elif engine == "local":
         engines = [engine_of("local", workers=3)]
-    elif engine == "rank":
-        engines = [engine_of("rank", rank=rank, world_size=2, workers=1) for rank in (0, 1)]
     else:
-        pytest.importorskip("distributed")
-        engines = [dist.DaskEngine(workers=2)]
+        engines = [engine_of("rank", rank=rank, world_size=2, workers=1) for rank in (0, 1)]
     jobs = [job_of(inputs, tmp_path, engine=one) for one in engines]
     with ThreadPoolExecutor() as pool:
         summaries = list(pool.map(dist.ReshardJob.run, jobs))

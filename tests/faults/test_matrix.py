@@ -45,7 +45,7 @@ _CLEANED = ("AWS_", "BOTO_", "GOOGLE_", "GCE_", "CLOUDSDK_", "STORAGE_EMULATOR_H
 
 _AFTER_ATTEMPTS = ("AccessDenied", "FetchTimeout", "TransferError")
 
-_ONCE_TOO = ("http", "az", "aiohttp", "az_aiohttp")
+_ONCE_TOO = ("http", "aiohttp")
 """Columns that have each fault once, too. Elsewhere every third request has it, which is once and again; only a storm
 that ends is something else: several requests in a row."""
 CELLS = [

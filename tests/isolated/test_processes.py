@@ -97,7 +97,7 @@ def test_signals(start: Start, workers: int) -> None:
 
 @linux
 @pytest.mark.parametrize(("how", "engine", "processes"), [
-    (signal.SIGKILL, "thread", 5), (signal.SIGTERM, "thread", 5), (signal.SIGKILL, "process", 9),
+    (signal.SIGKILL, "thread", 5), (signal.SIGKILL, "process", 9),
 ], ids=str)  # fmt: skip
 def test_workers_of_a_killed_program(
     start: Start,

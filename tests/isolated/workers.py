@@ -109,7 +109,11 @@ if __name__ == "__main__":
     multiprocessing.set_forkserver_preload(["torch.utils.data", "wds_async.dataset"])
     # Side by side, since both take seconds to import torch.
     with ThreadPoolExecutor() as threads:
-        list(threads.map(check, [loader(urls, multiprocessing_context=how) for how in ("spawn", "forkserver")]))
+        list(
+            threads.map(
+                check, [loader(urls, num_workers=1, multiprocessing_context=how) for how in ("spawn", "forkserver")]
+            )
+        )
     check([*begun, *open_one])  # which the process was reading all the time
     gone()
     left = iter(loader(urls * 20))

@@ -153,7 +153,7 @@ def test_a_span_has_the_bytes_of_its_object(kind: str, origin: Origin, tmp_path:
     put, more = KINDS[kind]
     url = put(origin, tmp_path)
 
-    @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+    @settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
     @given(asked=some_spans(), config=configs)
     @example(asked=BEGINNING, config=quick())
     @example(asked=END, config=quick())
