@@ -40,7 +40,7 @@ GOALS = {
     "shaped links, store-like server": {"link": "link of .* http://.* share of what it carries"},
     "cost of a sample from 0.1 to 100 GB and from 1 to 1,000 shards": {"size": "CPU a", "shards": "CPU a"},
     "5 % of the requests fail, default budget": {"faults": "5 % faults, [a-z-]*, all kinds", "faults-peers": "5 %"},
-    "cold through the service": {"service": "cold read"},
+    "cold through the service": {"service": "cold"},
     "memory": {"http": "http: .*memory", "memory": "(66 MB|one shard).*(shards|TLS|store-like|GB): peak"},
 }
 """What must be reached above all, and the bars that tell it: by scenario the beginnings of their measures."""

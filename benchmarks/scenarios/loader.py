@@ -22,7 +22,7 @@ def loader(bench: Bench) -> None:
         results = bench.compare("undecoded, 2 workers", source, "loader", bench.rows(part=1 / 2), workers=2)
     ours, theirs = results.get("wds_async"), results.get("webdataset")
     if ours and theirs:
-        bench.ratio_bar("2 workers, undecoded: CPU, webdataset's over ours", 5, theirs.cpu_s, ours.cpu_s)
+        bench.ratio_bar("2 workers, undecoded: CPU, webdataset's over ours", 5, theirs.cpu_s_per_gb, ours.cpu_s_per_gb)
         bench.ratio_bar("2 workers, undecoded: throughput over webdataset's", 4, ours.mb_s, theirs.mb_s)
 
 

@@ -221,7 +221,7 @@ def _cold(bench: Bench) -> None:
     if os.geteuid() != 0 or not shutil.which("tc"):
         bench.notes.append("not root, or no iproute2: cold reads over a link were not measured")
         return
-    corpus = image_like(bench.root, bench.shards, distinct=False, name="cold")
+    corpus = image_like(bench.root, bench.shards, distinct=False, name="cold-link")
     with link("1gbit") as (namespace, address):
         inside = ("ip", "netns", "exec", namespace)
         with bench.serve(corpus, store_like=True, command=inside, host=address) as source:
