@@ -177,7 +177,7 @@ HOSTILE: dict[str, tuple[Any, str]] = {
     "open": (Call(open, "owned", "w"), r"\.open"),
     "getattr": (Call(getattr, "", "join"), r"builtins\.getattr"),
     "import": (Call(builtins.__import__, "os"), "__import__"),
-    "partial": (Call(functools.partial, print, "x"), r"functools\.partial"),
+    "partial": (Call(functools.partial, len, "x"), r"functools\.partial"),
     "attrgetter": (Call(operator.attrgetter, "x"), r"operator\.attrgetter"),
     "ctypes": (Call(ctypes.CDLL, None), "ctypes"),
     "reconstructor": (Call(copyreg._reconstructor, object, object, None), "copyreg"),  # type: ignore[attr-defined]
