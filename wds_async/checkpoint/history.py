@@ -51,7 +51,7 @@ class History:
         self._read: Counter[Stretch] = Counter()
         """What earlier passes have read."""
         self._tells = True
-        """Whether that is known."""
+        """True if that is known."""
         self._lost = 0
         """Batches of workers in earlier passes whose samples are not known."""
         self._last: Mapping[str, Any] | None = None

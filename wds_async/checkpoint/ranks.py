@@ -24,7 +24,7 @@ class AllRanks:
     def __init__(self, loader: Any) -> None:
         self.loader = loader
         self._goes_on = False
-        """Whether the next iteration is the rest of an epoch."""
+        """True if the next iteration is the rest of an epoch."""
 
     def __iter__(self) -> Iterator[Any]:
         return self._rest() if self._goes_on else iter(self.loader)

@@ -75,7 +75,7 @@ def status(out: str, job: str | None, as_json: bool) -> None:
 @click.argument("out")
 @_job
 def finish(out: str, job: str | None) -> None:
-    """Write the list of shards of a job whose tasks all have a record. Whoever ends the last task does it by itself;
+    """Write the list of shards of a job whose tasks all have a record. The runner of the last task does it by itself;
     this is for one that was ended just before.
 
     Example: wds-async job finish s3://out/

@@ -1,4 +1,4 @@
-"""What the commands that start jobs share: their options, what is said before the start, and the progress."""
+"""Shared by the commands that start jobs: their options, the words before the start, and the progress."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def find_modules() -> None:
 
 @dataclass
 class Estimate:
-    """What a job will read, by what its plan knows: ``shards`` and ``bytes``, of which ``unknown`` shards have no known
+    """The reading of a job, by what its plan knows: ``shards`` and ``bytes``, of which ``unknown`` shards have no known
     size, and the requests for them."""
 
     shards: int = 0
@@ -116,7 +116,7 @@ def _cost(traffic: Traffic, unknown: int = 0) -> str:
 
 @dataclass(frozen=True)
 class _Outlook:
-    """What a job has left to do: its ``state`` in words, whether that is ``nothing``, how many of the ``tasks`` known
+    """The rest of a job: its ``state`` in words, whether that is ``nothing``, how many of the ``tasks`` known
     now are ``finished``, and ``lines`` of what it reads and writes."""
 
     state: str

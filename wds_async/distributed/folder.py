@@ -58,11 +58,11 @@ class FolderContents:
     """What one listing of a job's folder shows."""
 
     begun: bool = False
-    """Whether ``job.json`` is there."""
+    """True if ``job.json`` is there."""
     has_inputs: bool = False
-    """Whether ``inputs.jsonl.zst`` is there."""
+    """True if ``inputs.jsonl.zst`` is there."""
     complete: bool = False
-    """Whether ``finished.json`` is there."""
+    """True if ``finished.json`` is there."""
     finished: set[int] = field(default_factory=set)
     """Numbers of the tasks with a record."""
     failed: set[int] = field(default_factory=set)

@@ -84,7 +84,7 @@ class ShardNames:
 
     @property
     def has_split(self) -> bool:
-        """Whether the name of the split is in the template."""
+        """True if the name of the split is in the template."""
         return "{split}" in self.template
 
     def name(self, split: str, number: int) -> str:
@@ -105,7 +105,7 @@ class OutputRule:
 
     @property
     def by_bytes(self) -> bool:
-        """Whether a place in the sequence is counted in bytes rather than in samples."""
+        """True if a place in the sequence is counted in bytes rather than in samples."""
         return self.maxsize is not None
 
     def cuts(self, split: str, samples: int, size: int) -> list[int]:

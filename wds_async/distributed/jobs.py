@@ -101,7 +101,7 @@ class Job:
         return JobStatus(self.folder.url, len(self.tasks), len(contents.finished), failed, contents.complete)
 
     def wait(self, stall_s: float = 1800.0) -> None:
-        """Return once every task has a record, whoever runs it. JobFailed, with the missing tasks, where none gets one
+        """Return once every task has a record, by any runner. JobFailed, with the missing tasks, where none gets one
         for ``stall_s`` seconds. For phases that need all of the one before, with engine "rank"."""
         since, before, pause = time.monotonic(), -1, threading.Event()
         while len(finished := self.folder.finished()) < len(self.tasks):

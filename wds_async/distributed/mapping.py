@@ -47,7 +47,7 @@ class MapWork:
     them), or None to drop it. With an argument ``rng`` it gets a ``random.Random`` that depends on seed, task and key
     alone. Python's, numpy's and torch's own generators are seeded for each task."""
     stage: bool = False
-    """Whether the function is a stage of a pipeline instead, from an iterator of samples to another: a filter of this
+    """True if the function is a stage of a pipeline instead, from an iterator of samples to another: a filter of this
     package, an object or class with ``run(source)``, a list of such, a generator function over samples. Classes are
     called for each task. Given as None, all of these are taken for stages but plain functions."""
     version: str = ""
@@ -58,7 +58,7 @@ class MapWork:
     maxcount: int | None = None
     """Samples, likewise."""
     index: bool = False
-    """Whether DALI's index is written beside each shard."""
+    """True if DALI's index is written beside each shard."""
     encoder: bool | str = True
     """How values become bytes, see `TarWriter`: True, False, or the name of a function."""
     handler: str = "wds_async.handlers:reraise_exception"

@@ -1,4 +1,4 @@
-"""What a job has done so far, and in the end."""
+"""Progress of a job, and its end."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class JobStatus:
     failed: tuple[tuple[int, str], ...]
     """Tasks without one that failed in every attempt of a runner: number and error."""
     complete: bool
-    """Whether ``finished.json`` is there."""
+    """True if ``finished.json`` is there."""
 
     def __str__(self) -> str:
         state = "complete" if self.complete else f"{len(self.failed):,} failed" if self.failed else "not complete"

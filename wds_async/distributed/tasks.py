@@ -103,7 +103,7 @@ class AttemptResult:
     error: str = ""
     """Message of the error, which names shard and sample; without secrets."""
     permanent: bool = False
-    """Whether another attempt cannot help."""
+    """True if another attempt cannot help."""
     lost: bool = False
     """True for an attempt that ended with its process, so that nothing is known of it."""
     first: bool = True

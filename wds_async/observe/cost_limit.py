@@ -207,7 +207,7 @@ class ServiceCostLimit:
         self.meter = Meter(table, region_here(region))
         self.limit, self.per_day = limit, per_day
         self.exhausted = False
-        """Whether the limit was reached; it stays so, or until the end of the day."""
+        """True if the limit was reached; it stays so, or until the end of the day."""
         self._looked_at = float("-inf")
 
     def dollars(self) -> Range:

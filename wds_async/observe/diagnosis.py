@@ -74,7 +74,7 @@ class Figures:
     shards: int = 0
     """Shards of this rank."""
     handover: bool = True
-    """Whether batches come through shared memory (``WDS_HANDOVER``)."""
+    """True if batches come through shared memory (``WDS_HANDOVER``)."""
 
     @property
     def shares(self) -> dict[str, float]:

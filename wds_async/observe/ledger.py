@@ -76,7 +76,7 @@ class Skipped:
     key: str | None = None
     field: str | None = None
     rest: bool = False
-    """Whether the rest of the shard was skipped."""
+    """True if the rest of the shard was skipped."""
     epoch: int | None = None
     rank: int = 0
     worker: int = 0

@@ -40,7 +40,7 @@ class UrlPrefix:
     host: str
     parts: tuple[str, ...]
     slashes: bool = False
-    """Whether a part of a web server's path holds an escaped slash, which a server may take for a real one."""
+    """True if a part of a web server's path holds an escaped slash, which a server may take for a real one."""
 
     def covers(self, other: UrlPrefix) -> bool:
         """Return whether ``other`` equals this prefix or lies below it. A prefix that ends with "/" covers only what is

@@ -82,9 +82,9 @@ class ServiceConfig:
     """Prefixes of the URLs that may be read, after rewriting: ``gs://bucket/``, ``https://host/data/``. Empty:
     the clouds' stores and ``buckets``, from loopback only, and without ``/url``."""
     urls: bool = True
-    """Whether ``/url/<escaped URL>`` is served where ``allow`` is given."""
+    """True if ``/url/<escaped URL>`` is served where ``allow`` is given."""
     private: bool = False
-    """Whether web servers with private or link-local addresses may be read though ``allow`` names them by a name."""
+    """True if web servers with private or link-local addresses may be read though ``allow`` names them by a name."""
     buckets: tuple[tuple[str, str], ...] = ()
     """``ais://`` buckets of its own: a name, and the URL that stands for it (``imagenet``, ``https://host/imagenet/``)."""
     tokens: str = ""

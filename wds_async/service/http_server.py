@@ -62,9 +62,9 @@ class HttpRequest:
     version: str = "1.1"
     keep_alive: bool = True
     complete: bool = False
-    """Whether all of its body has come."""
+    """True if all of its body has come."""
     wanted: bool = False
-    """Whether its body is read."""
+    """True if its body is read."""
     _body: bytearray = field(default_factory=bytearray)
     _refusal: Refusal | None = None
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)

@@ -197,7 +197,7 @@ class Peers:
 
     async def _learn_names(self, members: Sequence[str], own: str) -> None:
         """Ask new members what they are called. Those that do not answer are asked again with the next refresh, and are
-        none until then: nobody knows which chunks are theirs."""
+        none until then: it is not known which chunks are theirs."""
         self._names = {member: name for member, name in self._names.items() if member in members}
         if own:
             self._names[own] = self._config.peer_name

@@ -63,7 +63,7 @@ class _Plan:
     that a small budget goes to what is needed first."""
     looking: bool = False
     full: bool = False
-    """Whether the next shard has to wait until others were read."""
+    """True if the next shard has to wait until others were read."""
 
     def move(self, index: int, now: float) -> None:
         """Move ahead to ``index`` and measure the client's pace."""

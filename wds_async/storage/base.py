@@ -171,7 +171,7 @@ class Growing(Protocol):
     """A file that another process is writing. Every method may block."""
 
     awaited: bool
-    """Whether the consumer has come to this shard: before that no consumer waits for it."""
+    """True if the consumer has come to this shard: before that no consumer waits for it."""
     patience_s: float
     """How long to wait for a byte more, once it is awaited."""
     patience_lost: bool

@@ -52,18 +52,18 @@ class StoreSpec:
     explain_write: str = ""
     """``f(exn, identity=..., **writer.details)``: an error of its fsspec filesystem as a `Fault`, None for others."""
     quotes_answers: bool = False
-    """Whether its client's exceptions quote whole answers, signatures included, and so are never shown."""
+    """True if its client's exceptions quote whole answers, signatures included, and so are never shown."""
 
     has_server: bool = True
-    """Whether reading needs a server: attempts, circuit breakers and origins are counted by it."""
+    """True if reading needs a server: attempts, circuit breakers and origins are counted by it."""
     in_order: bool = False
-    """Whether it is read once, from the start on, and nothing keeps a checksum of it."""
+    """True if it is read once, from the start on, and nothing keeps a checksum of it."""
     guarded: bool = False
-    """Whether its URLs name the server, which the service's guard must allow."""
+    """True if its URLs name the server, which the service's guard must allow."""
     deadlines: bool = False
-    """Whether another package's client asks its questions, so that each of them needs a deadline."""
+    """True if another package's client asks its questions, so that each of them needs a deadline."""
     routable: bool = False
-    """Whether ``USE_AIS_FOR`` may route it through AIStore."""
+    """True if ``USE_AIS_FOR`` may route it through AIStore."""
     router: str = ""
     """``f(target, options) -> bool``: whether the URL of another store is read through this one."""
     router_variables: tuple[str, ...] = ()
@@ -71,20 +71,20 @@ class StoreSpec:
     has_origin: str = ""
     """``f(target) -> bool``: whether a routed URL can be read from its own store too."""
     announced: bool = False
-    """Whether its backend is told of each shard when it is queued (`Backend.expect`)."""
+    """True if its backend is told of each shard when it is queued (`Backend.expect`)."""
 
     buckets: bool = False
-    """Whether a URL names a bucket and the configuration names the server."""
+    """True if a URL names a bucket and the configuration names the server."""
     object_store: bool = False
-    """Whether keys are any text ("", "." and ".." too), and listing is permitted apart from reading."""
+    """True if keys are any text ("", "." and ".." too), and listing is permitted apart from reading."""
     lists_versions: bool = False
-    """Whether its listings tell the versions of objects."""
+    """True if its listings tell the versions of objects."""
     sends_checksum: bool = False
-    """Whether every answer brings the checksum that the store could be asked for."""
+    """True if every answer brings the checksum that the store could be asked for."""
     has_query: bool = False
-    """Whether "?" begins a query in its URLs."""
+    """True if "?" begins a query in its URLs."""
     percent_encoded: bool = False
-    """Whether names are percent-encoded in its URLs."""
+    """True if names are percent-encoded in its URLs."""
     dotted_keys: str = ""
     """When the service passes on keys with "." and "..": ``always`` (they are escaped on the wire), ``open`` (only
     where no allowlist could be evaded), "" for never."""
@@ -92,7 +92,7 @@ class StoreSpec:
     """Kinds of repositories, one of which is the host of a URL (the first, where there is none). A repository is the
     next two parts, the second with "@" and a revision, or without."""
     account_hosts: bool = False
-    """Whether the host may be a container, "@" and an account's host, whose case does not count."""
+    """True if the host may be a container, "@" and an account's host, whose case does not count."""
     variables: tuple[str, ...] = ()
     """Environment variables that decide which account is used; ``AWS_`` stands for all of this package's with that
     prefix."""

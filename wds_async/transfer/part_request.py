@@ -193,7 +193,7 @@ class PartRequest:
         self.framed = True
         self.into_slab = False
         self.waits = self.waited = False
-        """Whether its body waits, or has waited, for the part's memory."""
+        """True if its body waits, or has waited, for the part's memory."""
         self.length = 0
         self.scratch = memoryview(b"")
 

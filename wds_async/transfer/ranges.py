@@ -88,7 +88,7 @@ class OpenObject(Shard):
 
     users: int = 0
     in_order: bool = False
-    """Whether it may be read in order where it has to be."""
+    """True if it may be read in order where it has to be."""
     pinned: tuple[str, int | None] | None = None
     """Version and size of the facts that it has to have; None: those of its first answer."""
     facts: Facts | None = None

@@ -100,7 +100,7 @@ class ShardReader(Iterator["ShardStream"]):
         self.config, self.counters = options.config, options.counters
         self.limit: Limit | None = None  # set by the caller that made the reader
         self.closed = False
-        """Whether `close` was called, or the last shard is over."""
+        """True if `close` was called, or the last shard is over."""
         self._source: Iterator[str | Mapping[str, Any]] | None = iter(shards)
         self._lookahead = max(1, self.config.connections if options.lookahead is None else options.lookahead)
         self._ahead: deque[ShardStream | BaseException] = deque()

@@ -100,7 +100,7 @@ def end_processes(within_s: float) -> None:
 
 
 def _is_cancelled(key: str) -> bool:
-    """Return whether nobody wants the task any more: its program has cancelled it, or ended."""
+    """Return whether the task is not wanted any more: its program has cancelled it, or ended."""
     dask: Any = loaded("distributed")
     state = dask.get_worker().state.tasks.get(key)
     return state is None or state.state == "cancelled"

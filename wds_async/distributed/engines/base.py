@@ -52,5 +52,5 @@ class RankedEngine(Protocol):
 
     @property
     def leads(self) -> bool:
-        """Whether it does what one of them has to do for all."""
+        """True if it does what one of them has to do for all."""
         ...

@@ -53,5 +53,5 @@ class RankEngine(LocalEngine):
 
     @property
     def leads(self) -> bool:
-        """Whether this is the rank that drops the records of another job, where that is asked for."""
+        """True if this is the rank that drops the records of another job, where that is asked for."""
         return self.rank == 0

@@ -53,7 +53,7 @@ class _Progress:
 
     @property
     def final(self) -> bool:
-        """Whether it is over and its last state is here."""
+        """True if it is over and its last state is here."""
         return self.over and self.made in self.states and self.made != self.base
 
     def before(self, count: int) -> tuple[int, Any]:
@@ -96,7 +96,7 @@ class _Making:
 
     @property
     def last(self) -> bool:
-        """Whether no data of the epoch is left behind it, as far as is known."""
+        """True if no data of the epoch is left behind it, as far as is known."""
         return not self.stopped or all(one.exhausted for one in self.decoders)
 
     def view(self) -> Generation:

@@ -30,7 +30,7 @@ class Numbering:
     made: tuple[int, ...]
     """How many batches each decoder has at least."""
     over: tuple[bool, ...]
-    """Whether it has no more than that."""
+    """True if it has no more than that."""
 
     @functools.cached_property
     def known(self) -> int:
@@ -96,7 +96,7 @@ class Generation:
     epoch: int
     numbering: Numbering
     last: bool
-    """Whether the epoch ends with it, once all its decoders are over."""
+    """True if the epoch ends with it, once all its decoders are over."""
 
 
 @dataclass(frozen=True)
@@ -163,4 +163,4 @@ class Assignment:
     needed: int = 0
     """How many batches must be there for the ranks' next step, whatever else waits to be taken."""
     final: bool = False
-    """Whether the state behind the last batch is known too."""
+    """True if the state behind the last batch is known too."""

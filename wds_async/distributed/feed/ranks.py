@@ -111,7 +111,7 @@ class RankBatches:
 
     @property
     def is_starving(self) -> bool:
-        """Whether nothing further can be planned, or given, until the coordinator tells more."""
+        """True if nothing further can be planned, or given, until the coordinator tells more."""
         if self.next >= self._limit:
             return True
         enough = self._planned > self._step and (
@@ -121,7 +121,7 @@ class RankBatches:
 
     @property
     def is_over(self) -> bool:
-        """Whether the epoch has no further step for this rank."""
+        """True if the epoch has no further step for this rank."""
         return self._has(self._step) is False
 
     @property
@@ -132,7 +132,7 @@ class RankBatches:
 
     @property
     def is_ready(self) -> bool:
-        """Whether the batch of the next step is here, and this rank is not too far before others."""
+        """True if the batch of the next step is here, and this rank is not too far before others."""
         return self.next + self.rank in self._here and self.next < self._limit
 
     @property

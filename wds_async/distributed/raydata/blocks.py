@@ -88,7 +88,7 @@ class Column:
 
     def __init__(self, is_shown: bool = False) -> None:
         self.is_shown = is_shown
-        """Whether tables have it. A field that was seen in members of no sample only is none."""
+        """True if tables have it. A field that was seen in members of no sample only is none."""
         self.capacity = 0
         self.memory = memoryview(bytearray())
         self.filled = 0

@@ -105,7 +105,7 @@ class WrittenShard:
     """Bytes of its rows in memory."""
     bytes: int
     before: bool = False
-    """Whether it had a record when it began."""
+    """True if it had a record when it began."""
     first: bool = True
     """False where another runner committed it meanwhile."""
 

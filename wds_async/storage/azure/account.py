@@ -344,7 +344,7 @@ class Grant:
     valid_s: float = math.inf
     made_at: float = field(default_factory=time.monotonic)
     replaces: bool = False
-    """Whether requests of an earlier grant may still be under way."""
+    """True if requests of an earlier grant may still be under way."""
 
     @property
     def fresh(self) -> bool:

@@ -479,7 +479,7 @@ class HttpStream:
         self._opened = 0
         self._tls: Any = None
         self.open_ended = False
-        """Whether the body has neither a length nor chunks: then it ends with the connection."""
+        """True if the body has neither a length nor chunks: then it ends with the connection."""
         self.fields: Mapping[str, str] = {}
         """Of the answer's head, in lower case, once it is open."""
 
