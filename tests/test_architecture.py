@@ -51,7 +51,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("dataset", "equalsteps", "fluid", "loader", "to_device", "asyncreader", "lengths", "misuse", "multi", "indexed",
      "indexed.*", "legacy", "legacy.*"),
     ("writer", "integrations", "integrations.*"),
-    ("distributed", "distributed.*"),
+    ("distributed", "distributed.*", "tools", "tools.*"),
     ("service", "service.*"),
     ("cli", "cli.*"),
 )  # fmt: skip
