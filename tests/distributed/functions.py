@@ -15,11 +15,32 @@ import numpy as np
 import wds_async as wds
 
 __all__ = [
-    "augment", "cached_stage", "fail_at_7", "fork_bomb_once", "interrupted", "kill_at_7", "kill_while_writing",
-    "later", "made_each_time", "no_bytes", "shuffled", "slow", "slower", "split", "tail", "with_rng", "without_key",
+    "augment",
+    "cached_stage",
+    "fail_at_7",
+    "fork_bomb_once",
+    "interrupted",
+    "kill_at_7",
+    "kill_while_writing",
+    "later",
+    "made_each_time",
+    "no_bytes",
+    "shuffled",
+    "slow",
+    "slower",
+    "split",
+    "tagged",
+    "tail",
+    "with_rng",
+    "without_key",
 ]  # fmt: skip
 
 Sample = dict[str, Any]
+
+
+def tagged(sample: Sample, rng: random.Random, tag: str, width: int = 0) -> Sample:
+    """Add the arguments, and a draw."""
+    return {**sample, "tag.txt": f"{tag} {width} {rng.random():.3f}"}
 
 
 def augment(sample: Sample) -> Sample | None:

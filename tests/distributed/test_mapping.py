@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import random
@@ -228,6 +229,17 @@ def test_a_function_that_exits_fails_its_task_and_nothing_hangs(inputs: str, tmp
         job_of(inputs, tmp_path / "out", functions.interrupted, attempts=1).run()
 
 
+def test_a_function_comes_with_its_keyword_arguments(inputs: str, tmp_path: Path) -> None:
+    one = job_of(inputs, tmp_path / "a", functools.partial(functions.tagged, tag="wörld {}", width=7), workers=2)
+    one.run()
+    assert one.document()["work"]["function"].startswith(f"{FUNCTIONS}:tagged {{")
+    texts = [sample["tag.txt"] for sample in wds.WebDataset(f"{tmp_path}/a/*.tar", shardshuffle=False)]
+    assert len(texts) > 1
+    assert all(text.startswith("wörld {} 7 0.".encode()) for text in texts)
+    with pytest.raises(JobChanged, match="width"):
+        job_of(inputs, tmp_path / "a", functools.partial(functions.tagged, tag="wörld {}", width=8)).run()
+
+
 def not_importable() -> Callable[..., Any]:
     def inner(sample: Any) -> Any:
         return sample
@@ -246,6 +258,11 @@ def not_importable() -> Callable[..., Any]:
         (f"{FUNCTIONS}:FUNCTIONS", "FUNCTIONS"),
         (3, "type int"),
         (f"{FUNCTIONS}:later", "async"),
+        (functools.partial(functions.tagged, tag=b"x"), "JSON"),
+        (functools.partial(functions.tagged, {}), "by keyword"),
+        (functools.partial(functions.tagged, tag=(1, 2)), "only what JSON can say"),
+        (f'{FUNCTIONS}:tagged {{"tag"', "as JSON"),
+        (f"{FUNCTIONS}:tagged [1]", "JSON object"),
     ],
 )
 def test_functions_that_no_worker_can_import_are_refused(

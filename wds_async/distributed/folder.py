@@ -30,7 +30,7 @@ __all__ = ["FolderContents", "JobFolder", "job_url", "output_folder", "read_obje
 
 KIND = "wds-job-v1"
 _RECORD = re.compile(r"(\d{5,})(\.failed)?\.json")
-_SHOWN = 60
+_SHOWN = 300
 
 
 def output_folder(template: str) -> str:
@@ -262,5 +262,5 @@ def _changed_inputs(there: Iterable[Input], here: Iterable[Input]) -> Iterator[s
 
 
 def _short(value: Any) -> str:
-    text = json.dumps(value)
+    text = json.dumps(value, ensure_ascii=False) if not isinstance(value, str) else f"'{value}'"
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

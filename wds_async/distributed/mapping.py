@@ -43,9 +43,10 @@ class MapWork:
     output: str
     """Names of the new shards, with the fields ``task`` and ``part``."""
     function: str
-    """``module:function``. It takes a sample, a dict of bytes, and returns a sample, several (a list, or it yields
-    them), or None to drop it. With an argument ``rng`` it gets a ``random.Random`` that depends on seed, task and key
-    alone. Python's, numpy's and torch's own generators are seeded for each task."""
+    """``module:function``, also with keyword arguments behind it (`functions.name_of`). It takes a sample, a dict of
+    bytes, and returns a sample, several (a list, or it yields them), or None to drop it. With an argument ``rng`` it
+    gets a ``random.Random`` that depends on seed, task and key alone. Python's, numpy's and torch's own generators are
+    seeded for each task."""
     stage: bool = False
     """True if the function is a stage of a pipeline instead, from an iterator of samples to another: a filter of this
     package, an object or class with ``run(source)``, a list of such, a generator function over samples. Classes are
@@ -291,7 +292,7 @@ def _located(exn: Exception, sample: Any) -> Exception:
 
 
 def _takes_rng(function: Callable[..., Any]) -> bool:
-    code = getattr(function, "__code__", None)
+    code = getattr(getattr(function, "func", function), "__code__", None)
     return code is not None and "rng" in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
 
 
