@@ -1,5 +1,5 @@
 """JPEGs decoded on the GPU by NVIDIA DALI: ``python examples/dali_pipeline.py [URL]``. Needs a GPU and
-``pip install nvidia-dali-cuda120``.
+``pip install nvidia-dali-cuda130``.
 
 ``wds.dali_source`` gives DALI the bytes of each batch; DALI decodes, crops and normalises them. The pipeline ends its
 epoch where the dataset does, and a reset begins the next one.

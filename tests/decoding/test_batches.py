@@ -44,6 +44,7 @@ OTHERS = {
     "PNG": encoded(PICTURE, "PNG"),
     "bytes behind its end": BASELINE["4:2:0"] + b"\0\0",
 }
+SUBSAMPLED = ("4:2:0", "turned by its EXIF data")
 REFUSED = encoded(photograph(31, 33))
 
 
@@ -127,7 +128,7 @@ def test_crops_behind_a_loader_are_those_of_decode(device: str, tmp_path: Path) 
     ]
     images = torch.cat([batch["jpg"] for batch in batches]).cpu()
     assert (images.dtype, images.shape) == (torch.uint8, (6, 3, 32, 32))
-    assert difference(images, torch.stack(expected)).max() <= (1 if device == "cpu" else 8)
+    assert difference(images, torch.stack(expected)).max() <= (1 if device == "cpu" else 25)  # 4:2:0
 
 
 def test_the_state_goes_on_with_the_same_crops(tmp_path: Path) -> None:
@@ -179,4 +180,5 @@ def test_images_on_a_gpu_are_nearly_those_of_decode() -> None:
     for name, image in zip(names, result["jpg"], strict=True):
         expected = imagehandler("torchrgb8")(".jpg", files[name])
         assert image.device.type == "cuda"
-        assert difference(image.cpu(), expected).mean() < 1, name
+        # The decoder repeats a colour for four pixels where the CPU's interpolates; grey and 4:4:4 are the same.
+        assert difference(image.cpu(), expected).mean() <= (5 if name in SUBSAMPLED else 0), name

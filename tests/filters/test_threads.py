@@ -192,6 +192,27 @@ def test_no_sample_is_kept_alive() -> None:
     del iterator
 
 
+def test_functions_of_torch_use_one_core_on_each_thread_and_all_of_them_elsewhere() -> None:
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        assert set(ordered_map(range(50), lambda _: torch.get_num_threads(), 3)) == {1}
+        assert torch.get_num_threads() == 4
+        assert set(ordered_map(range(5), lambda _: run_apart(torch.get_num_threads), 3)) == {4}
+    finally:
+        torch.set_num_threads(before)
+
+
+def run_apart(function: Callable[[], Any]) -> Any:
+    """Return what ``function`` gives on a new thread."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+    thread.join()
+    return results[0]
+
+
 def test_threads_must_be_some() -> None:
     for threads in (0, -1):
         with pytest.raises(ConfigError, match=f"threads={threads}"):

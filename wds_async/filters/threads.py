@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from wds_async import packages
 from wds_async.ahead import close_if_left
 from wds_async.arguments import check_size
 from wds_async.checkpoint.states import Held, StageState
@@ -235,7 +236,10 @@ class _Threads:
         self._closed = threading.Event()
         self._lock = threading.RLock()  # behind those that end the threads no call may come; for finalisers, reentrant
         self.members: list[threading.Thread] = []
-        arguments = (self._queue, self._closed)
+        torch = packages.loaded("torch")
+        is_shared = getattr(torch, "get_num_threads", int)() > 1  # without it where it is just being imported
+        started: queue.SimpleQueue[None] = queue.SimpleQueue()
+        arguments = (self._queue, self._closed, torch if is_shared else None, started)
         try:
             for n in range(threads):
                 thread = threading.Thread(target=_work, args=arguments, name=f"wds-async-map-{n}", daemon=True)
@@ -244,6 +248,10 @@ class _Threads:
         except RuntimeError:  # the system gives no more of them
             self.close()
             raise
+        if is_shared:
+            for _ in self.members:
+                started.get()
+            torch.set_num_threads(torch.get_num_threads())  # each set what threads begin with that are made later
         _running.add(self)
 
     def submit(self, f: Callable[..., Any], arguments: tuple[Any, ...]) -> Job:
@@ -263,7 +271,16 @@ class _Threads:
                 self._queue.put(None)
 
 
-def _work(calls: queue.SimpleQueue[_Call | None], closed: threading.Event) -> None:
+def _work(
+    calls: queue.SimpleQueue[_Call | None],
+    closed: threading.Event,
+    torch: Any,
+    started: queue.SimpleQueue[None],
+) -> None:
+    if torch is not None:
+        torch.get_num_threads()  # the first call in a thread takes the program's number
+        torch.set_num_threads(1)  # as many threads as cores for each of several would wait for each other
+    started.put(None)
     while (call := calls.get()) is not None:
         f, arguments, answer = call
         try:
