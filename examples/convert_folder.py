@@ -1,5 +1,8 @@
 """Convert a folder of images, with one subfolder per class, into shards.
 
+``wds-async create DESTINATION SOURCE --imagefolder --shuffle 0`` does this, in any store and by many processes. This
+script is for those that want to change what a sample holds.
+
 ``python examples/convert_folder.py SOURCE DESTINATION``; without arguments it makes such a folder and converts that.
 The files' bytes are stored unchanged. Samples are shuffled once here, because the order within a shard is fixed and the
 shuffle buffer of a training only reaches so far.

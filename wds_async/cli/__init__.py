@@ -29,6 +29,7 @@ COMMANDS = {
     "check": "Read shards from end to end and report what is wrong.",
     "resolve": "Show what URLs resolve to, how they are read, and whether they can be read.",
     "index": "Write indexes of shards, for lengths and random access.",
+    "create": "Write shards from a folder, a table or a recipe.",
     "map": "Apply a function to the samples of any number of shards, on many machines.",
     "reshard": "Shuffle, sort, split or join the samples of any number of shards, or write shards of another size.",
     "job": "See the jobs of map, reshard and index; finish them, run again what failed.",

@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -126,12 +126,12 @@ class _Outlook:
     lines: tuple[str, ...] = ()
 
 
-def _outlook(job: Job, writes: str, retry: bool) -> _Outlook:
+def _outlook(job: Job, writes: str, retry: bool, source: Sequence[str]) -> _Outlook:
     contents = job.folder.contents()
     numbers = sorted(contents.failed) if retry else [n for n in range(len(job.tasks)) if n not in contents.finished]
     state = f"{len(numbers):,} of {counted(len(job.tasks), 'task')} to run, {len(contents.finished):,} finished"
-    reads = Estimate.of(one for number in numbers for one in job.tasks[number].inputs)
-    lines = (f"reads   {reads}", f"writes  {redact(writes)} (not priced)")
+    reads = source or [f"reads   {Estimate.of(one for number in numbers for one in job.tasks[number].inputs)}"]
+    lines = (*reads, f"writes  {redact(writes)} (not priced)")
     return _Outlook(state, not numbers, len(job.tasks), len(contents.finished), lines)
 
 
@@ -164,9 +164,11 @@ def run_job(
     dry_run: bool,
     yes: bool,
     retry: bool = False,
+    source: Sequence[str] = (),
 ) -> None:
-    """Say what ``job``, which reports to ``display``, will do, ask on a terminal, run it, and print the summary."""
-    outlook = _outlook_of_reshard(job, writes) if isinstance(job, ReshardJob) else _outlook(job, writes, retry)
+    """Say what ``job``, which reports to ``display``, will do, ask on a terminal, run it, and print the summary.
+    ``source``: lines that say what is read, where the inputs of tasks do not tell."""
+    outlook = _outlook_of_reshard(job, writes) if isinstance(job, ReshardJob) else _outlook(job, writes, retry, source)
     terminal.say(f"{display.name}: {outlook.state}", err=True)
     for line in () if outlook.nothing else outlook.lines:
         terminal.say(f"  {line}", err=True)

@@ -15,10 +15,15 @@ from wds_async.distributed.tasks import Input
 from wds_async.errors import ConfigError
 from wds_async.redact import redact
 from wds_async.storage.options import StorageOptions
+from wds_async.tools.create.work import CreateJob, CreateWork
 
 __all__ = ["reopened", "resharded"]
 
-_KINDS: dict[str, tuple[Any, type[Job]]] = {"map": (MapWork, Job), "index": (IndexWork, IndexJob)}
+_KINDS: dict[str, tuple[Any, type[Job]]] = {
+    "map": (MapWork, Job),
+    "index": (IndexWork, IndexJob),
+    "create": (CreateWork, CreateJob),
+}
 
 
 def reopened(
