@@ -19,7 +19,7 @@ from wds_async.distributed.attempts import add_traffic, skipped_entries
 from wds_async.distributed.folder import JobFolder, job_url, output_folder
 from wds_async.distributed.functions import function_named, name_of
 from wds_async.distributed.jobs import Job, OnProgress
-from wds_async.distributed.outputs import Shards, bytes_of, check_template
+from wds_async.distributed.outputs import Shards, bytes_of, check_names, check_template, shard_name
 from wds_async.distributed.plan import Plan, planned
 from wds_async.distributed.tasks import Record, Task
 from wds_async.errors import ConfigError
@@ -41,7 +41,8 @@ class MapWork:
     """Work of `map_shards`. Its fields are arguments of that, as they were checked by `MapWork.checked`."""
 
     output: str
-    """Names of the new shards, with the fields ``task`` and ``part``."""
+    """Names of the new shards, with the fields ``task``, ``part`` and ``name``, which is that of the (first) input
+    without folder and suffix."""
     function: str
     """``module:function``, also with keyword arguments behind it (`functions.name_of`). It takes a sample, a dict of
     bytes, and returns a sample, several (a list, or it yields them), or None to drop it. With an argument ``rng`` it
@@ -166,7 +167,7 @@ class MapWork:
         function = function_named(self.function)
         if self.stage:
             seeds = itertools.count(world.make_seed(self.seed, task.number, "stages"))
-            stages = [_seeded(stage, next(seeds)) for stage in _stages(function, self.function)]
+            stages = [_handled(_seeded(stage, next(seeds)), handler) for stage in _stages(function, self.function)]
             return DataPipeline(infos, reading, functools.partial(_counted, counts=counts), *stages)
         if _takes_rng(function):
             function = functools.partial(_with_rng, function, f"{self.seed}/{task.number}/")
@@ -182,6 +183,7 @@ class MapWork:
             encoder=function_named(self.encoder, "encoder") if isinstance(self.encoder, str) else self.encoder,
             index=self.index,
             options=self.options,
+            name=shard_name(task.inputs[0].url),
         )
 
 
@@ -228,6 +230,7 @@ def map_shards(
     work = MapWork.checked(output, function, stage, encoder=encoder, **sizes, **kept, **faults)
     plan = Plan(planned(inputs, options), inputs_per_task)
     check_template(output, len(plan), parts=maxsize is not None or maxcount is not None)
+    check_names(output, (plan[number].inputs[0].url for number in range(len(plan))))
     folder = JobFolder(job_url(output_folder(output), job), options)
     running: dict[str, Any] = {"engine": engine, "options": {"cpus": cpus, "workers": workers}, "attempts": attempts}
     return Job(work, plan, folder, inputs=_as_json(inputs), overwrite=overwrite, on_progress=on_progress, **running)
@@ -302,14 +305,14 @@ def _with_rng(function: Callable[..., Any], prefix: str, sample: Any) -> Any:
 
 def _is_stage(found: Any) -> bool:
     """Return whether it is seen to be a stage: a filter, an object or class with ``run``, a list of stages."""
-    return isinstance(found, RestCurried | list | tuple) or hasattr(found, "run")
+    return isinstance(getattr(found, "func", found), RestCurried | list | tuple) or hasattr(found, "run")
 
 
 def _stages(found: Any, name: str) -> list[Any]:
     """Return the stages that ``found`` is. ConfigError for what is none."""
     stages: list[Any] = []
     for one in found if isinstance(found, list | tuple) else [found]:
-        stage = one() if isinstance(one, RestCurried | type) else one
+        stage = one() if isinstance(getattr(one, "func", one), RestCurried | type) else one
         if not callable(stage) and not hasattr(stage, "run"):
             raise ConfigError(f"function={name}: {stage!r:.80} is no stage, from an iterator to an iterator")
         stages.append(stage)
@@ -327,6 +330,14 @@ def _seeded(stage: Any, seed: int) -> Any:
     elif bound.arguments.get("seed") is None:
         bound.arguments["seed"] = seed
     return FilterFunction(stage.f, *bound.args[1:], **bound.kwargs)
+
+
+def _handled(stage: Any, handler: Handler) -> Any:
+    """Return a filter that has no handler of its own with ``handler``; any other stage as it is."""
+    bound = bound_arguments(stage) if type(stage) is FilterFunction else None
+    if bound is None or "handler" not in bound.signature.parameters or "handler" in bound.arguments:
+        return stage
+    return FilterFunction(stage.f, *stage.args, **stage.kw, handler=handler)
 
 
 def _as_json(inputs: Urls) -> Any:

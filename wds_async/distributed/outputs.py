@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import string
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -19,9 +20,10 @@ from wds_async.tar.index import DaliIndex, dali_name
 from wds_async.tar.write import compression
 from wds_async.writer import TarWriter
 
-__all__ = ["Shards", "SummedSink", "bytes_of", "check_template", "write_object"]
+__all__ = ["Shards", "SummedSink", "bytes_of", "check_names", "check_template", "shard_name", "write_object"]
 
 Data = bytes | bytearray | memoryview
+_SUFFIXES = re.compile(r"(\.tar)?(\.(gz|bz2|xz|zst))?$|\.(tgz|tbz2|txz)$", re.IGNORECASE)
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
@@ -41,24 +43,44 @@ def bytes_of(size: float | str, argument: str = "maxsize") -> int:
 
 def check_template(template: str, tasks: int, *, parts: bool = False) -> None:
     """Raise ConfigError for a template of names that cannot tell the outputs of ``tasks`` tasks apart, nor the
-    ``parts`` of one, or has other fields than ``task`` and ``part``."""
+    ``parts`` of one, or has other fields than ``task``, ``part`` and ``name``."""
     output_folder(template)
     try:
         fields = {name for _, name, _, _ in string.Formatter().parse(template) if name is not None}
-        names = [template.format(task=task, part=0) for task in (0, 1)]
+        names = [template.format(task=task, part=0, name=str(task)) for task in (0, 1)]
     except (KeyError, IndexError, ValueError) as exn:
         raise ConfigError(
-            f"output={redact(template)!r}: it has the fields {{task}} and {{part}}, as in"
+            f"output={redact(template)!r}: it has the fields {{task}}, {{name}} and {{part}}, as in"
             f" 's3://bucket/train-{{task:06d}}-{{part:03d}}.tar' ({type(exn).__name__}: {exn})"
         ) from None
-    if unknown := fields - {"task", "part"}:
-        raise ConfigError(f"output={redact(template)!r}: unknown fields {sorted(unknown)}; there are task and part")
+    if unknown := fields - {"task", "part", "name"}:
+        known = "task, part and name (of the input)"
+        raise ConfigError(f"output={redact(template)!r}: unknown fields {sorted(unknown)}; there are {known}")
     if tasks > 1 and names[0] == names[1]:
         raise ConfigError(f"output={redact(template)!r}: all {tasks:,} tasks would write the same file; add {{task}}")
     if parts and "part" not in fields:
         raise ConfigError(
             f"output={redact(template)!r}: a task may fill more than one tar; add {{part:03d}} to the name"
         )
+
+
+def shard_name(url: str) -> str:
+    """Return the name of a shard without folder and suffixes: ``train-000`` for ``s3://bucket/a/train-000.tar.gz``."""
+    name = url.partition("?")[0].rstrip("/").rpartition("/")[2]
+    return _SUFFIXES.sub("", name) or name
+
+
+def check_names(template: str, urls: Iterable[str]) -> None:
+    """Raise ConfigError where ``template`` has ``{name}`` and no ``{task}``, and two of ``urls`` have one name."""
+    if "{name" not in template or "{task" in template:
+        return
+    seen: dict[str, str] = {}
+    for url in urls:
+        if (other := seen.setdefault(shard_name(url), url)) != url:
+            raise ConfigError(
+                f"{redact(other)} and {redact(url)} have the same name, so their outputs would be the same file: add "
+                f"{{task}} to output={redact(template)!r}"
+            )
 
 
 class SummedSink:
@@ -117,6 +139,8 @@ class Shards:
     encoder: Any = True
     index: bool = False
     options: StorageOptions = field(default_factory=StorageOptions)
+    name: str = ""
+    """What stands for ``{name}``: see `shard_name`."""
     outputs: list[Output] = field(default_factory=list)
     samples: int = 0
 
@@ -156,7 +180,7 @@ class Shards:
         self._finish()
         if self._part:
             check_template(self.template, 1, parts=True)
-        url = self.template.format(task=self.task, part=self._part)
+        url = self.template.format(task=self.task, part=self._part, name=self.name)
         kind = compression(url.partition("?")[0], None)
         if kind and self.index:
             raise ConfigError(f"output={redact(self.template)!r}: an index is for plain tars, not for {kind}")

@@ -22,6 +22,7 @@ from wds_async.errors import UrlError
 from wds_async.storage.base import Access, Answer, Backend, Call, Description, Fault, Location, Verdict
 
 __all__ = [
+    "NOTHING",
     "CommandFailed",
     "FdStream",
     "PipeBackend",
@@ -31,7 +32,11 @@ __all__ = [
     "finish_writing",
     "start",
     "stop",
+    "wait",
 ]
+
+NOTHING = subprocess.DEVNULL
+"""For the input of a command that gets none."""
 
 # A pipe of this size wakes the reading thread once a megabyte (Linux; the default is 64 KiB).
 _PIPE_BYTES = 1 << 20
@@ -188,6 +193,14 @@ def finish_writing(process: subprocess.Popen[bytes]) -> int:
     with contextlib.suppress(BrokenPipeError):  # it may end without reading everything; its status says if that is bad
         process.stdin.close()
     return process.wait()
+
+
+def wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
+    """Return the status of a command when it has ended, None if it has not within ``timeout_s`` seconds."""
+    try:
+        return process.wait(timeout_s)
+    except TimeoutExpired:
+        return None
 
 
 def describe_status(status: int) -> str:
