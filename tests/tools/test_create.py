@@ -17,8 +17,13 @@ import pytest
 import wds_async as wds
 from tests.distributed.inline import InlineEngine
 from tests.servers import Origin
+from tests.servers.moto import clean_aws, empty_bucket, moto
+from wds_async.distributed.engines.rank import RankEngine
+from wds_async.distributed.reopening import reopened
 from wds_async.errors import ConfigError, JobChanged, JobFailed, UnsafeContent
 from wds_async.tools.create import TableColumns, create_shards
+
+__all__ = ["clean_aws", "moto"]
 
 
 @pytest.fixture(autouse=True)
@@ -298,3 +303,41 @@ def test_standard_input_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
     made("-", "out", format="csv")
     assert samples("out/000000.tar")[0]["txt"] == b"x"
     assert not stream.buffer.closed
+
+
+@pytest.mark.slow
+def test_a_bucket_on_both_sides(moto: str, clean_aws: pytest.MonkeyPatch) -> None:
+    client = empty_bucket(moto, clean_aws)
+    for name in ("in/a b/x+1.jpg", "in/a b/x+1.txt", "in/ü.txt", "in/.hidden.txt"):
+        client.put_object(Bucket="bucket", Key=name, Body=name.encode())
+    client.put_object(Bucket="bucket", Key="t/t.csv", Body="file:txt\n../in/ü.txt\n".encode())
+    made("s3://bucket/in/", "s3://bucket/out/{000000..}.tar", maxsize="1M")
+    assert samples("s3://bucket/out/000000.tar") == [
+        {"__key__": "a b/x+1", "jpg": b"in/a b/x+1.jpg", "txt": b"in/a b/x+1.txt"},
+        {"__key__": "ü", "txt": "in/ü.txt".encode()},
+    ]
+    names = [one["Key"] for one in client.list_objects_v2(Bucket="bucket", Prefix="out/")["Contents"]]
+    assert names == ["out/000000.tar", *(f"out/_wds/create/{name}" for name in (
+        "00000.json", "finished.json", "inputs.jsonl.zst", "job.json"))]  # fmt: skip
+    client.put_object(Bucket="bucket", Key="t/ü.txt", Body=b"beside")
+    client.put_object(Bucket="bucket", Key="t/t.csv", Body="file:txt\nü.txt\n".encode())
+    made("s3://bucket/t/t.csv", "local.tar")
+    assert samples("local.tar")[0]["txt"] == b"beside"
+
+
+def test_ranks_share_a_job_that_its_folder_describes(origin: Origin) -> None:
+    Path("t.csv").write_text("url:txt\n" + "".join(f"{origin.add(f'{n}.txt', b'x')}\n" for n in range(4)))
+    origin.behave(path="/3.txt", status=404, times=1)
+    engines = [RankEngine(1, rank=rank, world_size=2) for rank in (0, 1)]
+    for rank, engine in enumerate(engines):
+        job = create_shards("t.csv", "out/{000000..}.tar", maxcount=1, engine=engine)
+        if rank:
+            with pytest.raises(JobFailed, match="row 4"):
+                job.run()
+        else:
+            assert job.run().done == 2
+    assert reopened("out/_wds/create", engine=InlineEngine()).retry().done == 1
+    assert len(samples("out/{000000..000003}.tar")) == 4
+    assert sorted(path.name for path in Path("out/_wds/create").iterdir())[-3:] == [
+        "finished.json", "inputs.jsonl.zst", "job.json"
+    ]  # fmt: skip

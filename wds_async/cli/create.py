@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 
 import click
+from rich.console import Console
 
-from wds_async.cli import running
+from wds_async.cli import running, terminal
+from wds_async.redact import redact
 from wds_async.storage.registry import locate
 from wds_async.tools.create.job import FORMATS, create_shards
 from wds_async.tools.create.tables import TableColumns
@@ -77,27 +80,34 @@ def command(
     if source == "-" and sys.stdin.isatty():
         raise click.UsageError("name a folder, table or recipe; or write a recipe to standard input")
     display = running.ProgressDisplay("create")
-    made = create_shards(
-        source,
-        output,
-        format=format,
-        imagefolder=imagefolder,
-        classes=classes,
-        numbered=numbered,
-        columns=TableColumns(
-            _pairs("--field", fields),
-            _pairs("--file", files),
-            _pairs("--url", urls),
-            {name: columns.split(",") for name, columns in _pairs("--json", jsons).items()},
-            key,
-        ),
-        allow_pipe=allow_pipe or (source != "-" and locate(source).path is not None),
-        skip_errors=skip_errors,
-        on_progress=display,
-        **how,  # type: ignore[arg-type]  # the rest have the same names and types here and there
-    )
+    with _reading(source):
+        made = create_shards(
+            source,
+            output,
+            format=format,
+            imagefolder=imagefolder,
+            classes=classes,
+            numbered=numbered,
+            columns=TableColumns(
+                _pairs("--field", fields),
+                _pairs("--file", files),
+                _pairs("--url", urls),
+                {name: columns.split(",") for name, columns in _pairs("--json", jsons).items()},
+                key,
+            ),
+            allow_pipe=allow_pipe or (source != "-" and locate(source).path is not None),
+            skip_errors=skip_errors,
+            on_progress=display,
+            **how,  # type: ignore[arg-type]  # the rest have the same names and types here and there
+        )
     assert made.plan is not None
     running.run_job(made, display, writes=output, dry_run=dry_run, yes=yes, source=list(made.plan.lines()))
+
+
+def _reading(source: str) -> AbstractContextManager[object]:
+    """Return the display of a terminal while the source is read, which takes a minute for millions of files."""
+    text = f"reading {terminal.line(redact(source))}"
+    return Console(stderr=True).status(text) if sys.stderr.isatty() else nullcontext()
 
 
 def _pairs(option: str, values: Iterable[str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ import sqlite3
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from wds_async.errors import ConfigError
@@ -35,6 +35,7 @@ META = re.compile(SKIP_META)
 
 _NUMBER = "SELECT line FROM rows WHERE number = ?"
 _BATCH = 1000
+_packed = json.JSONEncoder(separators=(",", ":")).encode
 _SHOWN = 3
 
 
@@ -72,13 +73,13 @@ class SourceRow:
 
     def line(self) -> bytes:
         """Return the row as a line of JSON."""
-        values = [self.key, self.where, [astuple(one) for one in self.fields]]
-        return json.dumps(values, separators=(",", ":")).encode("ascii") + b"\n"
+        fields = [(one.field, one.kind, one.value, one.size, one.version) for one in self.fields]
+        return _packed((self.key, self.where, fields)).encode("ascii") + b"\n"
 
     @classmethod
     def of(cls, line: bytes) -> SourceRow:
         """Return the row that `line` gave."""
-        key, where, fields = json.loads(line)
+        key, where, fields = json.loads(line.decode("ascii"))
         return cls(key, tuple(FieldSource(*one) for one in fields), where)
 
 
