@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -19,6 +20,10 @@ from tests.cli.conftest import ROOT
 from tests.distributed.inline import InlineEngine
 from tests.servers import Origin
 from wds_async.distributed import jobs
+from wds_async.errors import StorageError
+from wds_async.tools.create import create_shards
+
+ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +58,21 @@ def test_it_says_what_it_understood_and_does_that(
         assert [(one.name, one.size, one.mtime) for one in tar] == [("b.txt", 2, 0)]
 
 
+def test_standard_input_to_standard_output(program: Callable[..., Any], here: Path) -> None:
+    recipe = b"a.txt text:1\na.jpg in/cat/a.jpg\n"
+    done = program("create", "-", "-", input=recipe, cwd=here, env=ENV)
+    assert done.returncode == 0, done.stderr
+    assert b"a: txt = 1, jpg <- in/cat/a.jpg" in done.stderr
+    with tarfile.open(fileobj=io.BytesIO(done.stdout)) as tar:
+        assert [(one.name, one.size) for one in tar] == [("a.jpg", 9), ("a.txt", 1)]
+    (here / "plan").write_bytes(recipe)
+    create_shards("plan", "x.tar", engine=InlineEngine()).run()
+    assert (here / "x.tar").read_bytes() == done.stdout
+    (here / "plan").write_bytes(b"a.txt pipe:exit 3\n")
+    with pytest.raises(StorageError, match="plan, line 1: the field 'txt' of the sample 'a': pipe:exit 3"):
+        create_shards("plan", "-", allow_pipe=True).write(io.BytesIO())
+
+
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
@@ -77,8 +97,7 @@ def test_a_kill_leaves_no_half_shard_and_the_same_command_goes_on(here: Path) ->
         (here / "t.csv").write_text(f"url:bin\n{rows}")
         origin.behave(path="/7.bin", stall_after=100)  # in the fourth of six shards
         line = [sys.executable, "-m", "wds_async", "create", "out", "t.csv", "--maxcount", "2", "--workers", "1"]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-        process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment)
+        process = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENV)
         origin.wait_until(lambda server: any(one.path == "/7.bin" for one in server.requests), 30)
         until = time.monotonic() + 20
         while not (here / "out/_wds/create/00002.json").exists() and time.monotonic() < until:
@@ -89,7 +108,7 @@ def test_a_kill_leaves_no_half_shard_and_the_same_command_goes_on(here: Path) ->
         first = {path.name: path.stat().st_mtime_ns for path in (here / "out").glob("*.tar")}
         origin.forget()
         origin.release()
-        done = subprocess.run(line, capture_output=True, text=True, timeout=60, env=environment, check=True)
+        done = subprocess.run(line, capture_output=True, text=True, timeout=60, env=ENV, check=True)
         assert "3 of 6 tasks done, 3 were done before" in done.stdout
         shards = sorted((here / "out").glob("*.tar"))
         assert all(path.stat().st_mtime_ns == first.get(path.name, path.stat().st_mtime_ns) for path in shards)

@@ -14,6 +14,7 @@ from wds_async.redact import redact
 from wds_async.storage.registry import locate
 from wds_async.tools.create.job import FORMATS, create_shards
 from wds_async.tools.create.tables import TableColumns
+from wds_async.tools.create.work import CreateJob
 
 __all__ = ["command"]
 
@@ -67,7 +68,7 @@ def command(
 ) -> None:
     """Write shards from SOURCE, a folder, a table (.csv .tsv .jsonl .parquet) or a recipe; '-' is standard input.
 
-    OUT names the shards (out/train-{000000..}.tar), or is one file (x.tar), or a folder.
+    OUT names the shards (out/train-{000000..}.tar), or is one file (x.tar), or a folder, or '-', standard output.
 
     Files of a folder that share a name up to the first dot are one sample. The columns of a table are fields; some may
     name files or URLs. A recipe has lines of a member's name, a tab, and its source: a path, a URL, text:… or pipe:….
@@ -100,8 +101,20 @@ def command(
             on_progress=display,
             **how,  # type: ignore[arg-type]  # the rest have the same names and types here and there
         )
+    _run(made, display, output, dry_run, yes)
+
+
+def _run(made: CreateJob, display: running.ProgressDisplay, output: str, dry_run: bool, yes: bool) -> None:
+    """Run the job, or write the samples to standard output."""
     assert made.plan is not None
-    running.run_job(made, display, writes=output, dry_run=dry_run, yes=yes, source=list(made.plan.lines()))
+    lines = list(made.plan.lines(running.cost_of(made.plan.store.counts.buckets)))
+    if output != "-":
+        running.run_job(made, display, writes=output, dry_run=dry_run, yes=yes, source=lines)
+        return
+    for line in lines:
+        terminal.say(f"  {line}", err=True)
+    if not dry_run:
+        made.write(sys.stdout.buffer)
 
 
 def _reading(source: str) -> AbstractContextManager[object]:

@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -29,7 +29,16 @@ from wds_async.redact import redact
 from wds_async.storage.registry import locate
 from wds_async.transfer.traffic import FILES, Traffic, origin_of
 
-__all__ = ["ENGINES", "Estimate", "ProgressDisplay", "engine_options", "find_modules", "run_job", "start_options"]
+__all__ = [
+    "ENGINES",
+    "Estimate",
+    "ProgressDisplay",
+    "cost_of",
+    "engine_options",
+    "find_modules",
+    "run_job",
+    "start_options",
+]
 
 _PLAIN_EVERY_S = 10.0
 
@@ -106,6 +115,15 @@ class Estimate:
         size = human(self.bytes) if not self.unknown else f"at least {human(self.bytes)}"
         size += f" ({counted(self.unknown, 'size')} unknown)" if self.unknown else ""
         return f"{counted(self.shards, 'shard')}, {size}, from {where}{_cost(self.traffic, self.unknown)}"
+
+
+def cost_of(buckets: Mapping[str, Sequence[int]]) -> str:
+    """Return what it costs to read so many whole objects and bytes of each bucket, in words; "" for nothing."""
+    traffic = Traffic()
+    for bucket, (count, size) in buckets.items():
+        sums = traffic.of(origin_of(locate(f"{bucket}/x")))
+        sums.requests, sums.bytes = sums.requests + count, sums.bytes + size
+    return _cost(traffic)
 
 
 def _cost(traffic: Traffic, unknown: int = 0) -> str:

@@ -58,6 +58,8 @@ class _ShardTemplate:
             raise ConfigError("output='': name the shards, a file or a folder")
         if _PERCENT.search(output):
             raise ConfigError(f"output={redact(output)!r}: a shard's number is written {{shard:06d}} or {{000000..}}")
+        if output == "-":
+            return cls(output, output, count=1)
         if "{" not in output:
             if output.partition("?")[0].lower().endswith(SHARD_SUFFIXES):
                 return cls(output, output, count=1)
@@ -159,7 +161,7 @@ def create_shards(
 
     ``source``: a folder, a table, a recipe, or ``-`` for a recipe or table on standard input. It is read now; the
         files and URLs that it names are read by `Job.run`. ``format``: one of `FORMATS`; None: by the name.
-    ``output``: names of shards, ``"s3://out/train-{000000..}.tar"``; one file; or a folder.
+    ``output``: names of shards, ``"s3://out/train-{000000..}.tar"``; one file; a folder; ``-`` for `CreateJob.write`.
     ``imagefolder``, ``classes``, ``numbered``: of a folder, see `FolderSource`; ``classes`` may be a file. They are
         written to ``classes.json`` beside the shards. ``columns``: of a table.
     ``allow_pipe``: run the commands of a recipe. Never those of a recipe that is fetched.
@@ -179,7 +181,7 @@ def create_shards(
     sizes = _ShardSizes.checked(maxcount, maxsize)
     rows = _source(os.fspath(source), format, options, columns or TableColumns(), allow_pipe)
     if isinstance(rows, FolderSource):
-        rows = _folder(rows, output_folder(names.template), imagefolder, classes, numbered)
+        rows = _folder(rows, names, imagefolder, classes, numbered)
     elif imagefolder or numbered or classes is not None:
         raise ConfigError(f"{redact(source)}: imagefolder, classes and numbered are for folders")
     plan = _plan(rows, names, sizes, seed, options)
@@ -198,14 +200,19 @@ def _engine(
 
 
 def _folder(
-    source: FolderSource, out: str, imagefolder: bool, classes: str | Sequence[str] | None, numbered: bool
+    source: FolderSource,
+    names: _ShardTemplate,
+    imagefolder: bool,
+    classes: str | Sequence[str] | None,
+    numbered: bool,
 ) -> FolderSource:
     """Return the source with these arguments. ConfigError where they exclude each other, and for outputs in it."""
     if classes is not None and not imagefolder:
         raise ConfigError("classes: these are the classes of an image folder; say that it is one (imagefolder)")
-    _check_apart(source.url, out)
-    names = class_names(classes, source.options) if isinstance(classes, str) else classes
-    return replace(source, imagefolder=imagefolder, classes=names, numbered=numbered)
+    if names.output != "-":
+        _check_apart(source.url, output_folder(names.template))
+    listed = class_names(classes, source.options) if isinstance(classes, str) else classes
+    return replace(source, imagefolder=imagefolder, classes=listed, numbered=numbered)
 
 
 def _source(
@@ -256,7 +263,7 @@ def _plan(
         store.check_keys()
     order = store.order(seed)
     beside: dict[str, bytes] = {}
-    if isinstance(source, FolderSource) and source.classes is not None:
+    if isinstance(source, FolderSource) and source.classes is not None and names.output != "-":
         url = f"{output_folder(names.template)}{_CLASSES}"
         beside[url] = _classes_file(url, list(source.classes), options)
     return RowPlan(store, order, sizes.cuts(names, order, store.sizes, store.counts.unknown), beside, source.describe())

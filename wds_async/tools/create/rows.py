@@ -130,6 +130,8 @@ class RowCounts:
     bytes: int = 0
     unknown: int = 0
     """Fields whose size nothing tells."""
+    buckets: dict[str, list[int]] = field(default_factory=dict)
+    """Number and bytes of the objects of each bucket. Web servers are left out: there may be millions of them."""
     passed_over: Counter[str] = field(default_factory=Counter)
     """By reason."""
     examples: dict[str, str] = field(default_factory=dict)
@@ -210,6 +212,10 @@ class RowStore:
             counts.fetched += one.kind in ("file", "url")
             counts.unknown += one.size is None
             counts.bytes += one.size or 0
+            if one.kind == "url" and "://" in one.value and not one.value.startswith("http"):
+                sums = counts.buckets.setdefault("/".join(one.value.split("/", 3)[:3]), [0, 0])
+                sums[0] += 1
+                sums[1] += one.size or 0
         if len(self.first) < _SHOWN:
             self.first.append(row)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import logging
 import os
 import stat
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, BinaryIO, Self
 
 from wds_async import zstd
 from wds_async.config import TransferConfig, transfer_config
@@ -21,7 +22,16 @@ from wds_async.distributed.jobs import Job
 from wds_async.distributed.outputs import Shards
 from wds_async.distributed.plan import Plan
 from wds_async.distributed.tasks import Input, Record, Task
-from wds_async.errors import AccessDenied, ObjectChanged, ShardNotFound, StorageError, UnsafeContent, UrlError, WdsError
+from wds_async.errors import (
+    AccessDenied,
+    ConfigError,
+    ObjectChanged,
+    ShardNotFound,
+    StorageError,
+    UnsafeContent,
+    UrlError,
+    WdsError,
+)
 from wds_async.observe.cost_limit import enforce
 from wds_async.redact import redact
 from wds_async.storage.listing.expand import folder_entries
@@ -31,8 +41,11 @@ from wds_async.storage.removal import remove
 from wds_async.storage.sink import open_sink, publish
 from wds_async.tools.create.rows import FieldSource, RowStore, SourceRow, data_of
 from wds_async.transfer.reader import ShardStream, open_shards
+from wds_async.writer import TarWriter
 
 __all__ = ["CreateJob", "CreateWork", "RowPlan"]
+
+logger = logging.getLogger("wds_async")
 
 _FAULTS = (StorageError, UrlError, OSError)
 _PERMANENT = (ShardNotFound, AccessDenied, UrlError, FileNotFoundError, PermissionError, IsADirectoryError)
@@ -121,7 +134,7 @@ class _RowReading:
     """Reader of the files and URLs of rows, the URLs many at once. ``bytes`` were read; ``skipped`` are entries for the
     record."""
 
-    def __init__(self, work: CreateWork, lines: Sequence[bytes]) -> None:
+    def __init__(self, work: CreateWork, lines: Iterable[bytes]) -> None:
         self._work, self._lines = work, lines
         self.bytes = 0
         self.skipped: list[dict[str, Any]] = []
@@ -220,13 +233,13 @@ class RowPlan:
     source: str = ""
     """How the source was understood, in words."""
 
-    def lines(self) -> Iterator[str]:
-        """Yield what is read, for people."""
+    def lines(self, cost: str = "") -> Iterator[str]:
+        """Yield what is read, for people. ``cost``: of reading, in words."""
         counts, first = self.store.counts, self.store.first
         unknown = f", and {counts.unknown:,} of unknown size" if counts.unknown else ""
         yield f"reads   {self.source}"
         fetched = f"files and URLs: {counts.fetched:,}"
-        yield f"holds   samples: {len(self.store):,}; {fetched}; bytes: {counts.bytes:,}{unknown}"
+        yield f"holds   samples: {len(self.store):,}; {fetched}; bytes: {counts.bytes:,}{unknown}{cost}"
         yield f"fields  {', '.join(f'{name} ({count:,})' for name, count in sorted(counts.fields.items()))}"
         for reason, count in sorted(counts.passed_over.items()):
             yield f"leaves  {count:,} out, {reason}: {redact(counts.examples[reason])}{', …' if count > 1 else ''}"
@@ -244,12 +257,26 @@ class RowPlan:
             made.append(Input(f"{folder}{number:05d}-{digest[:12]}.jsonl.zst", None, digest))
         return made
 
+    def all_lines(self) -> Iterable[bytes]:
+        """Return the rows of all shards, in order; they can be gone through again."""
+        return _Again(lambda: self.store.lines(self.numbers))
+
     def packed(self, number: int) -> bytes:
         """Return the rows of a shard, compressed."""
         return zstd.packed(self.store.lines(self._rows(number)))
 
     def _rows(self, number: int) -> array[int]:
         return self.numbers[self.cuts[number] : self.cuts[number + 1]]
+
+
+@dataclass(frozen=True)
+class _Again(Iterable[bytes]):
+    """Lines that are read anew for each iterator."""
+
+    lines: Callable[[], Iterator[bytes]]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return self.lines()
 
 
 class CreateJob(Job):
@@ -266,6 +293,21 @@ class CreateJob(Job):
         job.plan = plan
         return job
 
+    def write(self, stream: BinaryIO) -> int:
+        """Write all samples as one tar to an open file, here and now, without records; return how many they are.
+        ConfigError for a job that was made again from its folder."""
+        if self.plan is None or not isinstance(self.work, CreateWork):
+            raise ConfigError(f"{redact(self.folder.url)}: its rows are in its folder; run it")
+        if self.work.index:
+            raise ConfigError("output='-': an index goes beside a file, and standard output has no place for it")
+        reading = _RowReading(self.work, self.plan.all_lines())
+        with TarWriter(stream, mtime=0, compress=False, encoder=False) as tar:
+            for sample in reading.samples():
+                tar.write(sample)
+        for entry in reading.skipped:
+            logger.warning("left out: %s", entry["reason"])
+        return tar.count
+
     def finish(self) -> None:
         """Write the list of shards, and of what was skipped, where every task has a record."""
         contents = self.folder.contents()
@@ -277,6 +319,8 @@ class CreateJob(Job):
         remove([f"{self.folder.url}/plan/"], self.folder.options)
 
     def _run(self, chosen: Callable[[Any], Iterable[int]]) -> Any:
+        if isinstance(self.work, CreateWork) and self.work.template == "-":
+            raise ConfigError("output='-': a job has no standard output; CreateJob.write writes there")
         if self.plan is not None:
             self._prepare(self.plan, chosen)
         return super()._run(chosen)
