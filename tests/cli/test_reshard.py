@@ -143,7 +143,7 @@ def test_tasks_that_were_stopped_are_not_retried(call: Callable[..., Any], here:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["in-*.tar", "out/same.tar"], "needs one number"),
+        (["in-*.tar", "out/{x}.tar"], "has one number"),
         (["in-*.tar", OUT, "--shards", "3"], "give one of them"),
         (["in-*.tar", OUT, "--shuffle", "1", "--sort", "__key__"], "two orders"),
         (["in-*.tar", OUT, "--split", "parts_of_reshard:parity"], "{split}"),

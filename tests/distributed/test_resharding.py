@@ -429,10 +429,10 @@ def test_more_shards_than_samples(inputs: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("output", "arguments", "words"),
     [
-        ("o.tar", {}, "it needs one number"),
-        ("o-{000..009}-{0..1}.tar", {}, "it needs one number"),
-        ("o-{task}-{000..}.tar", {}, "it needs one number"),
-        ("o-{009..001}.tar", {}, "it needs one number"),
+        ("o-{x}.tar", {}, "it has one number"),
+        ("o-{000..009}-{0..1}.tar", {}, "it has one number"),
+        ("o-{task}-{000..}.tar", {}, "it has one number"),
+        ("o-{009..001}.tar", {}, "it has one number"),
         ("{split}/o-{000..}.tar", {}, "with split=, and only then"),
         ("o-{000..}.tar", {"split": f"{FUNCTIONS}:by_parity"}, "with split=, and only then"),
         ("o-{000..009}.tar", {"maxcount": 4}, r"shards=10, maxcount=4 \(output names 10\): give one of them"),

@@ -278,7 +278,7 @@ def test_outputs_that_cannot_be() -> None:
         ("x-%06d.tar", {}, "written {shard:06d}"),
         ("x-{000..009}.tar", {}, "10 shards for 2 samples"),
         ("x.tar", {"maxcount": 1}, "names 1 shards"),
-        ("x-{}.tar", {}, "it needs one number"),
+        ("x-{}.tar", {}, "it has one number"),
         ("", {}, "name the shards"),
         ("out", {"maxsize": "many"}, "maxsize='many'"),
         ("out", {"maxcount": 0}, "maxcount"),

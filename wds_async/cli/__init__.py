@@ -24,7 +24,7 @@ __all__ = ["COMMANDS", "Commands", "main"]
 
 COMMANDS = {
     "ls": "List the samples of shards, or the contents of a folder in any store.",
-    "cat": "Show samples, or write one field's or a whole shard's bytes.",
+    "cat": "Show samples, write the bytes of a field or shard, or put shards together.",
     "bench": "Measure reading: bytes/s, samples/s, CPU and memory.",
     "check": "Read shards from end to end and report what is wrong.",
     "resolve": "Show what URLs resolve to, how they are read, and whether they can be read.",
@@ -32,6 +32,10 @@ COMMANDS = {
     "create": "Write shards from a folder, a table or a recipe.",
     "map": "Apply a function to the samples of any number of shards, on many machines.",
     "reshard": "Shuffle, sort, split or join the samples of any number of shards, or write shards of another size.",
+    "sort": "Write the samples sorted by key, or by an expression.",
+    "shuffle": "Write the samples in a random order.",
+    "split": "Write shards of another size, or several sets of shards.",
+    "join": "Join the samples of data sets by key.",
     "filter": "Write the samples for which an expression is true.",
     "select": "Write some fields of each sample.",
     "rename": "Rename fields, and keys of samples.",

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from wds_async.cli import shards, terminal
+from wds_async.cli import reordering, shards, terminal
 from wds_async.errors import WdsError
 from wds_async.redact import redact
 
@@ -27,10 +27,21 @@ _WIDTH = 80
 @click.option("--raw", "as_raw", is_flag=True, help="Write the shards' own bytes, one after another.")
 @click.option("-n", "limit", type=click.IntRange(min=0), help="Stop after this many samples.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+@click.option("-o", "output", metavar="OUT", help="Write the samples of all shards to OUT, one after another.")
+@reordering.size_options
+@reordering.options
 def command(
-    *, url: tuple[str, ...], key: str | None, name: str | None, as_raw: bool, limit: int | None, as_json: bool
+    *,
+    url: tuple[str, ...],
+    key: str | None,
+    name: str | None,
+    as_raw: bool,
+    limit: int | None,
+    as_json: bool,
+    output: str | None,
+    **options: Any,
 ) -> None:
-    """Show samples in short, or write the bytes of a field or a shard to standard output.
+    """Show samples in short, or write the bytes of a field or a shard to standard output, or with -o new shards.
 
     URL is a path or URL, with braces for several shards, a dataset specification (.yaml, .json), or
     package.module:function, a function that returns a pipeline (not with --raw).
@@ -38,7 +49,16 @@ def command(
     Example: wds-async cat train-000.tar --key 000042 --field jpg > 42.jpg
 
     Example: wds-async cat --raw https://host/train-000.tar | tar t
+
+    OUT is one file, a template such as out/{000000..}.tar, or a folder; the options from --shards on are for -o.
+
+    Example: wds-async cat 'train-{000..009}.tar' -o all.tar
     """
+    if output is not None:
+        if as_raw or key or name or as_json or limit is not None:
+            raise click.UsageError("-o writes whole samples to shards: it takes no --key, --field, --raw, --json or -n")
+        reordering.run("cat", url, output, **options)
+        return
     if as_raw and (key or name or as_json or limit is not None):
         raise click.UsageError("--raw writes whole shards: it takes no --key, --field, --json or -n")
     if name and as_json:

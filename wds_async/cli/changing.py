@@ -27,7 +27,7 @@ _OPTIONS = (
         "--skip-errors", is_flag=True,
         help="Pass over samples and shards with errors; the task's record names them.  [default: the task fails]",
     ),
-    click.option("--job", help="Name of the job, so of its folder.  [default: the command's name]"),
+    click.option("--job", help="Name of the job's folder.  [default: that of the command, and of a single OUT]"),
     running.engine_options,
     running.start_options,
 )  # fmt: skip
@@ -60,7 +60,8 @@ def run(
     **others: Any,
 ) -> None:
     """Run the job of the command ``name``, which applies ``function`` to SHARDS. ``others`` go to `map_shards`."""
-    display = running.ProgressDisplay(job or name)
+    job = job or running.job_name(name, output)
+    display = running.ProgressDisplay(job)
     template, inputs_per_task = _template(output, others["maxsize"] is not None or others["maxcount"] is not None)
     made = map_shards(
         list(shards),
@@ -68,7 +69,7 @@ def run(
         function,
         handler=f"wds_async.handlers:{'ignore_and_continue' if skip_errors else 'reraise_exception'}",
         inputs_per_task=inputs_per_task,
-        job=job or name,
+        job=job,
         on_progress=display,
         **others,
     )

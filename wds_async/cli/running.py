@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,6 +21,7 @@ from wds_async.cli.shards import counted, human
 from wds_async.config import transfer_config
 from wds_async.distributed.engines import ENGINES
 from wds_async.distributed.jobs import Job
+from wds_async.distributed.outputs import shard_name
 from wds_async.distributed.progress import JobProgress
 from wds_async.distributed.resharding import ReshardJob
 from wds_async.distributed.tasks import AttemptResult, Input
@@ -36,6 +38,7 @@ __all__ = [
     "cost_of",
     "engine_options",
     "find_modules",
+    "job_name",
     "run_job",
     "start_options",
 ]
@@ -75,6 +78,14 @@ def find_modules() -> None:
     """Let functions be named that are in the working directory, as by ``python -m``."""
     if not {"", os.getcwd()} & set(sys.path):
         sys.path.insert(0, os.getcwd())
+
+
+def job_name(command: str, output: str) -> str:
+    """Return the name of the job of ``command`` that writes ``output``: for a single file its name is in it, so that
+    the jobs of several files of one folder differ."""
+    if "{" in output or output.endswith("/") or output in (".", ".."):
+        return command
+    return f"{command}-{re.sub('[^A-Za-z0-9._-]', '-', shard_name(output))}"
 
 
 @dataclass

@@ -62,7 +62,7 @@ _FIELDS = re.compile(r"\{(split|shard(?::0?\d*d)?)\}")
 @dataclass(frozen=True)
 class ShardNames:
     """Names of outputs. ``template`` has ``{split}``, where there are splits, and one of ``{000000..004095}``,
-    ``{000000..}`` (as many as there will be) and ``{shard:06d}``. ConfigError for any other."""
+    ``{000000..}`` (as many as there will be) and ``{shard:06d}``, or no number: one shard. ConfigError for others."""
 
     template: str
 
@@ -70,17 +70,19 @@ class ShardNames:
         ranges, rest = _RANGE.findall(self.template), _RANGE.sub("", self.template)
         fields = [name.partition(":")[0] for name in _FIELDS.findall(rest)]
         odd = set("{}") & set(_FIELDS.sub("", rest))
-        if odd or len(ranges) + fields.count("shard") != 1 or (self.count is not None and self.count < 1):
+        if odd or len(ranges) + fields.count("shard") > 1 or (self.count is not None and self.count < 1):
             raise ConfigError(
-                f"output={redact(self.template)!r}: it needs one number, {{000000..000099}}, {{000000..}} or"
-                " {shard:06d}, and besides only {split}"
+                f"output={redact(self.template)!r}: it has one number, {{000000..000099}}, {{000000..}} or"
+                " {shard:06d}, or none for one shard, and besides only {split}"
             )
 
     @property
     def count(self) -> int | None:
         """How many numbers the template names; None for as many as there will be."""
         match = _RANGE.search(self.template)
-        return int(match[2]) - int(match[1]) + 1 if match is not None and match[2] else None
+        if match is None:
+            return None if "{shard" in self.template else 1
+        return int(match[2]) - int(match[1]) + 1 if match[2] else None
 
     @property
     def has_split(self) -> bool:

@@ -31,6 +31,7 @@ TAIL_BYTES = _TAIL.size
 
 _LONGEST_BYTES = 4096
 _END = b"\0\0"
+_COMPLEMENT = bytes(range(255, -1, -1))
 _LARGEST = 1 << 63
 _SPLIT = re.compile(r"[\w-][\w.-]{0,199}", re.ASCII)
 
@@ -87,11 +88,15 @@ class Ordering:
     join: bool = False
     version: str = ""
     """Version of the functions."""
+    reverse: bool = False
+    """True for the largest sort value first; those that are equal stay in their order."""
 
     def key_function(self, resolve: Callable[[str], Callable[[Any], Any]], side: int) -> KeyFunction:
         """Return the function that gives keys; ``resolve`` imports a function by its name. ``side`` is 1, and 0 for the
         data set that is joined."""
         value_of = self._value_function(resolve)
+        if self.reverse:
+            value_of = _reversed(value_of)
         split_of = resolve(self.split) if self.split else None
         tail = _TAIL.pack
 
@@ -120,6 +125,11 @@ class Ordering:
         if self.sort or self.join:
             return lambda sample, number, index: sort_bytes(sample["__key__"])
         return lambda sample, number, index: b""
+
+
+def _reversed(value_of: Callable[[Sample, int, int], bytes]) -> Callable[[Sample, int, int], bytes]:
+    """Return the function whose bytes sort the other way round."""
+    return lambda sample, number, index: value_of(sample, number, index).translate(_COMPLEMENT)
 
 
 def _drawn(seed: int, *, by_key: bool) -> Callable[[Sample, int, int], bytes]:

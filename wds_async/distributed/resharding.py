@@ -242,6 +242,7 @@ def reshard(
     *,
     shuffle: int | None = None,
     sort: str | Callable[[Any], Any] | None = None,
+    reverse: bool = False,
     split: str | Callable[[Any], str | None] | None = None,
     join: Urls | None = None,
     how: str = "inner",
@@ -268,7 +269,7 @@ def reshard(
     ``shuffle``: a seed. The order is one of all permutations, each as probable as any other, and depends on the seed
         and the list of inputs alone.
     ``sort``: ``"__key__"``, or a function from sample (a dict of bytes) to a number, str, bytes or tuple of these.
-        Without ``shuffle`` and ``sort`` the samples stay in the order of the inputs.
+        ``reverse``: the largest first. Without ``shuffle`` and ``sort`` the samples stay in the order of the inputs.
     ``split``: a function from sample to the name of its split, or None to drop it. Each split has shards of its own.
     ``join``: shards of another data set. Samples of the same key become one, those of ``inputs`` first; a key may be
         in each data set once, and no field in both. ``how``: "inner" drops samples of ``inputs`` without a partner,
@@ -283,8 +284,8 @@ def reshard(
     already gets another one (``KEY-1``): readers take two beside each other for one, and indexes find one only.
     Raise ConfigError for wrong arguments, UrlError and StorageError where the inputs cannot be listed.
     """
-    options, names = StorageOptions(storage_options), ShardNames(output)
-    ordering, policy = _ordering(shuffle, sort, split, join is not None, version), on_corrupt_policy(on_corrupt)
+    options, names, policy = StorageOptions(storage_options), ShardNames(output), on_corrupt_policy(on_corrupt)
+    ordering = _ordering(shuffle, sort, split, join is not None, version, reverse)
     rule, matched, size = _rule(names, shards, maxcount, maxsize), _join_kind(join, how), _memory_bytes(memory)
     if names.has_split != bool(ordering.split):
         raise ConfigError(f"output={redact(output)!r}, split={split!r}: with split=, and only then, it has {{split}}")
@@ -293,8 +294,8 @@ def reshard(
     phases = _phases(folder, names, ordering, rule, sources, size, policy, matched)
     values = (redact(output), asdict(ordering), asdict(rule), size, policy, matched, len(sources[1]))
     asked = dict(zip(_ASKED, values, strict=True))
-    given: dict[str, Any] = {"engine": engine, "options": {"cpus": cpus, "workers": workers}, "attempts": attempts}
-    return ReshardJob(*phases, folder, overwrite=overwrite, on_progress=on_progress, inputs=asked, **given)
+    given: dict[str, Any] = {"options": {"cpus": cpus, "workers": workers}, "attempts": attempts, "inputs": asked}
+    return ReshardJob(*phases, folder, overwrite=overwrite, on_progress=on_progress, engine=engine, **given)
 
 
 def reshard_of(folder: JobFolder, *, engine: TaskEngine | str = "local", **how: Any) -> ReshardJob:
@@ -354,10 +355,12 @@ def _phases(
     )
 
 
-def _ordering(shuffle: Any, sort: Any, split: Any, join: bool, version: str) -> Ordering:
+def _ordering(shuffle: Any, sort: Any, split: Any, join: bool, version: str, reverse: bool) -> Ordering:
     """Return the order that the arguments of `reshard` ask for. ConfigError where they exclude each other."""
     if shuffle is not None and sort is not None:
         raise ConfigError("shuffle= and sort= are two orders: give one of them")
+    if reverse and sort is None:
+        raise ConfigError("reverse=True is for sort=: give what to sort by")
     if isinstance(shuffle, bool):
         raise ConfigError(f"shuffle={shuffle!r}: it is a seed, a number; None does not shuffle")
     by = "" if sort is None else sort if sort == "__key__" else name_of(sort, "sort")
@@ -366,7 +369,7 @@ def _ordering(shuffle: Any, sort: Any, split: Any, join: bool, version: str) -> 
             "join= brings samples of one key together: neither split= nor a function for sort= goes with it"
         )
     seed = None if shuffle is None else check_size("reshard", "shuffle", shuffle)
-    return Ordering(seed, by, "" if split is None else name_of(split, "split"), join, str(version))
+    return Ordering(seed, by, "" if split is None else name_of(split, "split"), join, str(version), bool(reverse))
 
 
 def _rule(names: ShardNames, shards: Any, maxcount: Any, maxsize: Any) -> OutputRule:

@@ -1,9 +1,11 @@
-"""Changes of samples, one by one: filter, select and rename fields, and commands that are run on a sample's files."""
+"""Functions of samples that the commands give to jobs: filter, select, rename, split, and commands run on files."""
 
 from __future__ import annotations
 
 import fnmatch
 import functools
+import itertools
+import math
 import os
 import re
 import shlex
@@ -19,9 +21,11 @@ from wds_async.handlers import Handler, reraise_exception
 from wds_async.redact import redact
 from wds_async.stages import Traits, pipelinefilter
 from wds_async.storage import pipe
-from wds_async.tools.expressions import value
+from wds_async.tools.expressions import fraction, value
 
-__all__ = ["check_command", "filtered", "processed", "renamed", "selected"]
+__all__ = [
+    "check_command", "filtered", "processed", "renamed", "selected", "split_by", "split_randomly", "weights_of",
+]  # fmt: skip
 
 Sample = Mapping[str, Any]
 
@@ -70,6 +74,33 @@ def renamed(sample: Sample, names: Mapping[str, str], key: str = "") -> dict[str
 def _missing(sample: Sample, missing: list[str], advice: str) -> MissingField:
     there = ", ".join(name for name in sample if not name.startswith("_")) or "none"
     return MissingField(f"no field {', '.join(missing)}; there are: {there}{f'. {advice}' if advice else ''}")
+
+
+def split_by(sample: Mapping[str, Any], expression: str) -> str | None:
+    """Return the name that ``expression`` gives for ``sample``: a text, a number, or true or false; None drops it."""
+    name = value(sample, expression)
+    return name if name is None or isinstance(name, str) else str(name).lower()
+
+
+def split_randomly(sample: Mapping[str, Any], weights: Mapping[str, float], seed: int = 0) -> str | None:
+    """Return one of the names in ``weights`` by the sample's key: the same key and seed always give the same name.
+    A sample beyond their sum, where that is less than 1, is dropped."""
+    place = fraction(str(sample["__key__"]), seed)
+    for name, end in zip(weights, itertools.accumulate(weights.values()), strict=True):
+        if place < end:
+            return name
+    return list(weights)[-1] if math.isclose(sum(weights.values()), 1) else None
+
+
+def weights_of(text: str) -> dict[str, float]:
+    """Return the weights in ``train=0.9,val=0.1``. ConfigError for others than numbers above 0 with a sum up to 1."""
+    try:
+        weights = {name: float(weight) for name, weight in (pair.split("=") for pair in text.split(","))}
+    except ValueError:
+        raise ConfigError(f"weights {text!r}: write names and shares, as in train=0.9,val=0.1") from None
+    if not all(0 < weight <= 1 for weight in weights.values()) or sum(weights.values()) > 1 + 1e-9 or "" in weights:
+        raise ConfigError(f"weights {text!r}: shares are above 0, and their sum is at most 1")
+    return weights
 
 
 def check_command(command: str, shell: bool = False) -> None:
