@@ -50,6 +50,12 @@ logger = logging.getLogger("wds_async")
 _FAULTS = (StorageError, UrlError, OSError)
 _PERMANENT = (ShardNotFound, AccessDenied, UrlError, FileNotFoundError, PermissionError, IsADirectoryError)
 _SKIPPING_TIMEOUT_S = 30.0
+_SKIPPING_ATTEMPTS = 5
+"""A list of web pages' images has dead hosts by the hundred: to wait for each until its timeout would take days."""
+_LIKELY_BYTES = 100 << 10
+"""Size of an object where nothing tells it: an image of a web page."""
+_LEAST_PART = 128 << 10
+_MOST_AHEAD = 512
 
 
 @dataclass(frozen=True)
@@ -116,15 +122,20 @@ class CreateWork:
             skipped=tuple(reading.skipped),
         )
 
-    def transfer(self) -> TransferConfig:
-        """Return the engine's settings. A URL that is missing is no shard whose permissions may come late."""
+    def transfer(self, sizes: Sequence[int | None]) -> TransferConfig:
+        """Return the engine's settings for objects of these sizes."""
+        # A URL that is missing is no shard whose permissions may come late.
         config = transfer_config().taking_refusals()
-        timeout_s = self.timeout_s or (_SKIPPING_TIMEOUT_S if self.skip_errors else None)
-        if timeout_s is None:
-            return config
+        known = [size for size in sizes if size is not None]
+        size = sum(known) // len(known) if known else _LIKELY_BYTES
+        # Each object takes a slab of memory at least, so small slabs let more of them be on their way.
+        part = min(config.part_bytes, max(_LEAST_PART, 1 << (2 * size).bit_length()))
+        timeout_s = self.timeout_s or (_SKIPPING_TIMEOUT_S if self.skip_errors else config.retry.timeout_s)
+        attempts = config.retry.max_attempts or (_SKIPPING_ATTEMPTS if self.skip_errors else None)
         return replace(
             config,
-            retry=replace(config.retry, timeout_s=timeout_s),
+            part_bytes=part,
+            retry=replace(config.retry, timeout_s=timeout_s, max_attempts=attempts),
             stall_timeout_s=min(config.stall_timeout_s, timeout_s),
             connect_timeout_s=min(config.connect_timeout_s, timeout_s),
         )
@@ -141,7 +152,9 @@ class _RowReading:
 
     def samples(self) -> Iterator[dict[str, Any]]:
         """Yield the samples, in the order of the rows."""
-        with open_shards(self._urls(), config=self._work.transfer(), options=self._work.options) as reader:
+        config = self._work.transfer(self._sizes())
+        ahead = min(_MOST_AHEAD, config.budget_bytes // config.part_bytes)
+        with open_shards(self._urls(), config=config, lookahead=ahead, options=self._work.options) as reader:
             enforce(reader)
             try:
                 for line in self._lines:
@@ -151,6 +164,11 @@ class _RowReading:
                         yield sample
             finally:
                 add_traffic(reader.counters.traffic)
+
+    def _sizes(self) -> list[int | None]:
+        """Return the sizes of the first objects."""
+        rows = map(SourceRow.of, itertools.islice(self._lines, _MOST_AHEAD))
+        return [one.size for row in rows for one in row.fields if one.kind == "url"]
 
     def _urls(self) -> Iterator[dict[str, str]]:
         for line in self._lines:
