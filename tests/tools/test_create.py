@@ -110,7 +110,7 @@ def test_an_image_folder_has_torchvisions_labels() -> None:
 
 def test_tarps_recipes() -> None:
     # The recipe of tarp's own test, and the one of its README: classes of folders as text.
-    Path("plan").write_text("a.txt /dev/null\na.more.txt text:more\nb.txt pipe:echo b\nb.more.txt text:more2\n")
+    Path("plan").write_text("./a.txt /dev/null\na.more.txt text:more\nb.txt pipe:echo b\nb.more.txt text:more2\n")
     made("plan", "plan.tar", allow_pipe=True)
     assert members("plan.tar") == {"a.more.txt": b"more", "a.txt": b"", "b.more.txt": b"more2", "b.txt": b"b\n"}
     source = written({"cat/x.png": b"\x89", "dog/y.png": b"\x90"})
@@ -173,6 +173,8 @@ def test_columns_become_fields() -> None:
     Path("img/t.jsonl").write_text(f"{line}\n\n{line}\n")
     columns = TableColumns({"cls": "l", "m.json": "m"}, {"jpg": "p"}, {}, {"size": ["w", "h"], "all.json": ["*"]})
     made("img/t.jsonl", "jsonl", columns=columns)
+    with pytest.raises(ConfigError, match="there is no column 'typo'"):
+        create_shards("img/t.jsonl", "x", columns=TableColumns({"cls": "l", "txt": "typo"}))
     first, second = samples("jsonl/000000.tar")
     assert (first.pop("__key__"), second.pop("__key__")) == ("000000000", "000000001")
     assert first == second
@@ -244,6 +246,12 @@ def test_urls_of_a_table_are_fetched_with_their_faults(origin: Origin) -> None:
         (f"t.csv, row {n + 1}", f"{n:09d}", urls[n]) for n in (30, 31)
     ]
     assert "404" in ledger[0]["error"]
+    # Cells that are no URLs are errors of their rows too; a shard of errors alone is not there.
+    Path("t.csv").write_text(f'url:jpg\n{urls[0]}\n{urls[1]}\nhtp://x/y\n""\n')
+    with pytest.raises(ConfigError, match="row 3, column 'url:jpg': htp://x/y"):
+        create_shards("t.csv", "cells/{000000..}.tar")
+    assert made("t.csv", "cells/{000000..}.tar", maxcount=2, skip_errors=True).skipped == 2
+    assert [*bytes_of("cells")] == ["cells/000000.tar", "cells/create-errors.jsonl"]
 
 
 def test_the_bytes_depend_on_source_and_seed_alone() -> None:

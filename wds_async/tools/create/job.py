@@ -180,6 +180,8 @@ def create_shards(
     seed = None if shuffle is None else check_size("create_shards", "shuffle", shuffle)
     sizes = _ShardSizes.checked(maxcount, maxsize)
     rows = _source(os.fspath(source), format, options, columns or TableColumns(), allow_pipe)
+    if isinstance(rows, TableSource):
+        rows.skip_errors = bool(skip_errors)
     if isinstance(rows, FolderSource):
         rows = _folder(rows, names, imagefolder, classes, numbered)
     elif imagefolder or numbered or classes is not None:
@@ -233,7 +235,7 @@ def _source(
     if kind == "recipe":
         is_fetched = source != "-" and locate(source, options=options).path is None
         return RecipeSource(source, allow_pipe and not is_fetched and not is_secure(), options)
-    return TableSource([source] if source == "-" else expand_listed(source, options), kind, columns, options)
+    return TableSource([source] if source == "-" else expand_listed(source, options), kind, columns, options=options)
 
 
 def _format(source: str, options: StorageOptions) -> str:

@@ -42,7 +42,8 @@ _SHOWN = 3
 @dataclass(frozen=True, slots=True)
 class FieldSource:
     """The bytes of one field: ``kind`` is ``file`` (of this machine, or a mounted one), ``url``, ``text`` (``value`` is
-    that) or ``base64``. ``size`` and ``version`` are what a listing tells of a file or an object."""
+    that), ``base64``, or ``error``: there are none, and ``value`` says why. ``size`` and ``version`` are what a listing
+    tells of a file or an object."""
 
     field: str
     kind: str
@@ -53,7 +54,7 @@ class FieldSource:
     def __str__(self) -> str:
         if self.kind in ("file", "url"):
             return f"{self.field} <- {redact(self.value)}"
-        shown = self.value if self.kind == "text" else f"{self.size:,} bytes"
+        shown = self.value if self.kind in ("text", "error") else f"{self.size:,} bytes"
         return f"{self.field} = {shown if len(shown) <= 40 else f'{shown[:40]}…'}"
 
 

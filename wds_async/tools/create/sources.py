@@ -65,6 +65,7 @@ def source_of(value: str, field: str, where: str, options: StorageOptions) -> Fi
         raise ConfigError(f"{where}: {exn}") from exn
     if path is None:
         return FieldSource(field, "url", value)
+    path = os.path.join(os.getcwd(), path)  # the job may be gone on with from another place
     with contextlib.suppress(OSError, ValueError):  # a NUL in the name
         status = os.stat(path)
         if stat.S_ISREG(status.st_mode):
@@ -120,6 +121,7 @@ class FolderSource:
         """Yield the rows, sorted by the names of files. ConfigError for two files that give one field."""
         location = locate(self.url, options=self.options)
         kind, decoded = "url" if location.path is None else "file", location.spec.percent_encoded
+        folder = self.url if location.path is None else os.path.join(os.getcwd(), location.path, "")
         # Sorted on the disk: a folder of ten million files needs no more memory than one of a hundred.
         db = sqlite3.connect("", isolation_level=None)
         db.execute("PRAGMA journal_mode=OFF")
@@ -131,8 +133,7 @@ class FolderSource:
         for number, (key, files) in enumerate(_samples(db, redact(self.url))):
             shown = f"{self.url}{files[0][1]}"
             fields = [
-                FieldSource(field, kind, f"{location.path or self.url}{name}", size, version)
-                for field, name, size, version in files
+                FieldSource(field, kind, f"{folder}{name}", size, version) for field, name, size, version in files
             ]
             if self.imagefolder:
                 fields.append(text_field("cls", str(self._indexes[key.partition("/")[0]])))
@@ -271,7 +272,7 @@ class RecipeSource:
                 f"{where}: {_text(line)!r:.100} is no name of a member and its source, with a tab between"
             )
         member, source = map(_text, words)
-        key, field = base_plus_ext(member)
+        key, field = base_plus_ext(member.removeprefix("./"))
         if not key or not field:
             raise ConfigError(f"{where}: the name {member!r} has no extension, so no reader gives it as a field")
         return key, self._source(source, field.lower(), where)

@@ -60,12 +60,16 @@ class TableColumns:
         """True if an argument says which columns are written."""
         return bool(self.fields or self.files or self.urls or self.json)
 
+    def names(self) -> list[str]:
+        """Return the columns that arguments name."""
+        several = [name for names in self.json.values() for name in names if name != _ALL]
+        single = [*self.fields.values(), *self.files.values(), *self.urls.values(), *several]
+        return single if self.key is None else [*single, self.key]
+
     def resolved(self, header: Sequence[str], where: str) -> TableColumns:
         """Return the columns for a table with these names. ConfigError for one that is not there."""
         chosen = self if self.are_named else self._by_names([name for name in header if name != self.key], where)
-        flat = [*chosen.fields.values(), *chosen.files.values(), *chosen.urls.values()]
-        flat += [name for names in chosen.json.values() for name in names if name != _ALL]
-        flat += [] if self.key is None else [self.key]
+        flat = chosen.names()
         for name in flat:
             if name not in header and name.partition(".")[0] not in header:
                 raise ConfigError(f"{where}: there is no column {name!r}; there are {', '.join(map(repr, header))}")
@@ -82,7 +86,7 @@ class TableColumns:
             if made in (taken := {one for names in kinds.values() for one in names}):
                 raise ConfigError(f"{where}: two columns give the field {made!r}; name them by --field (of {taken})")
             kinds[kind][made] = name
-        return TableColumns(kinds[""], kinds["file"], kinds["url"])
+        return TableColumns(kinds[""], kinds["file"], kinds["url"], {}, self.key)
 
 
 @dataclass
@@ -92,6 +96,8 @@ class TableSource:
     urls: Sequence[str]
     format: str
     columns: TableColumns = field(default_factory=TableColumns)
+    skip_errors: bool = False
+    """True if a cell that names no file or URL is an error of its row alone, when that is read."""
     options: StorageOptions = field(default_factory=StorageOptions)
 
     @property
@@ -106,17 +112,23 @@ class TableSource:
 
     def rows(self, counts: RowCounts) -> Iterator[SourceRow]:
         """Yield the rows. ConfigError, with table and row, for what cannot be read or written as a field."""
-        number = 0
+        number, seen = 0, set[str]()
         for url in self.urls:
             shown = "standard input" if url == "-" else redact(url)
-            place = _Place.of(url, self.options)
-            resolved: tuple[Sequence[str], TableColumns] | None = None
+            place, names, resolved = _Place.of(url, self.options), list[str](), self.columns
             for here, values in self._values(url, shown):
-                header = list(values)
-                if resolved is None or (self.format == "jsonl" and header != resolved[0]):
-                    resolved = header, self.columns.resolved(header, f"{shown}, {here}")
-                yield self._row(values, resolved[1], number, f"{shown}, {here}", place)
+                if list(values) != names:  # lines of JSON may differ; what a line lacks is empty in it
+                    names = list(values)
+                    header = names if self.format != "jsonl" else list(dict.fromkeys([*names, *self.columns.names()]))
+                    resolved = self.columns.resolved(header, f"{shown}, {here}")
+                    seen.update(names)
+                yield self._row(values, resolved, number, f"{shown}, {here}", place)
                 number += 1
+        for name in self.columns.names() if number else ():
+            if not {name, name.partition(".")[0]} & seen:
+                raise ConfigError(
+                    f"{self.describe()}: there is no column {name!r}; there are {', '.join(map(repr, sorted(seen)))}"
+                )
 
     def _row(
         self, values: Mapping[str, Any], columns: TableColumns, number: int, where: str, place: _Place
@@ -127,10 +139,13 @@ class TableSource:
                 made.append(_encoded(name, value, f"{where}, column {column!r}"))
         for kind, named in (("path", columns.files), ("URL", columns.urls)):
             for name, column in named.items():
-                value = _value(values, column)
-                if not isinstance(value, str) or not value.strip():
-                    raise ConfigError(f"{where}, column {column!r}: {value!r} is no {kind}")
-                made.append(place.field(name, value, kind == "URL", f"{where}, column {column!r}"))
+                here = f"{where}, column {column!r}"
+                try:
+                    made.append(place.field(name, _value(values, column), kind, here))
+                except ConfigError as exn:
+                    if not self.skip_errors:
+                        raise
+                    made.append(FieldSource(name, "error", str(exn), 0))
         for name, several in columns.json.items():
             full = name if name.rpartition(".")[2] == "json" else f"{name}.json"
             made.append(_encoded(full, {one: _value(values, one) for one in several}, where))
@@ -248,13 +263,15 @@ class _Place:
         is_remote = url != "-" and locate(url, options=options).path is None
         return cls("" if url == "-" else url.partition("?")[0].rpartition("/")[0], is_remote, options)
 
-    def field(self, name: str, value: str, is_url: bool, where: str) -> FieldSource:
-        """Return the field with the bytes of ``value``, a path or a URL. UnsafeContent for a command, and for a file
-        of this machine that a fetched table names."""
+    def field(self, name: str, value: Any, what: str, where: str) -> FieldSource:
+        """Return the field with the bytes of ``value``, a path or a URL: ``what`` it is to be. ConfigError for what is
+        none, UnsafeContent for a command, and for a file of this machine that a fetched table names."""
+        if not isinstance(value, str) or not value.strip():
+            raise ConfigError(f"{where}: {value!r} is no {what}")
         kind = scheme(value)
         if kind in ("pipe", "-"):
             raise UnsafeContent(f"{where}: a table may not run a command ({redact(value)})")
-        if is_url and kind in ("", "file"):
+        if what == "URL" and kind in ("", "file"):
             raise ConfigError(f"{where}: {value!r} is no URL; columns of paths are named by --file, or file:{name}")
         if not kind and self.folder and not os.path.isabs(value):
             value = f"{self.folder}/{value}"

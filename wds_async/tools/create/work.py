@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import itertools
 import json
 import logging
@@ -96,8 +97,7 @@ class CreateWork:
         data = zstd.unpacked(next(read_objects([listed.url], self.options)))
         if hashlib.sha256(data).hexdigest() != listed.version:
             raise ObjectChanged(f"{redact(listed.url)}: these are not the rows that the job was planned with")
-        lines = data.splitlines()
-        reading = _RowReading(self, lines)
+        reading = _RowReading(self, _Again(lambda: io.BytesIO(data)))
         shards = Shards(
             self.template,
             task.number + self.first,
@@ -115,7 +115,7 @@ class CreateWork:
             id=task.identity(self.describe()),
             inputs=task.inputs,
             outputs=tuple(shards.outputs),
-            samples_in=len(lines),
+            samples_in=data.count(b"\n"),
             samples_out=shards.samples,
             bytes_in=reading.bytes,
             bytes_out=shards.bytes,
@@ -139,6 +139,16 @@ class CreateWork:
             stall_timeout_s=min(config.stall_timeout_s, timeout_s),
             connect_timeout_s=min(config.connect_timeout_s, timeout_s),
         )
+
+
+@dataclass(frozen=True)
+class _Again(Iterable[bytes]):
+    """Lines that are read anew for each iterator."""
+
+    lines: Callable[[], Iterable[bytes]]
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.lines())
 
 
 class _RowReading:
@@ -213,6 +223,8 @@ def _read(source: FieldSource, stream: ShardStream | None) -> bytes:
         data = b"".join(pieces)
     elif source.kind == "file":
         data = _file(source)
+    elif source.kind == "error":
+        raise UrlError(source.value)
     else:
         return data_of(source)
     if source.size not in (None, len(data)):
@@ -285,16 +297,6 @@ class RowPlan:
 
     def _rows(self, number: int) -> array[int]:
         return self.numbers[self.cuts[number] : self.cuts[number + 1]]
-
-
-@dataclass(frozen=True)
-class _Again(Iterable[bytes]):
-    """Lines that are read anew for each iterator."""
-
-    lines: Callable[[], Iterator[bytes]]
-
-    def __iter__(self) -> Iterator[bytes]:
-        return self.lines()
 
 
 class CreateJob(Job):
