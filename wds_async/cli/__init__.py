@@ -25,6 +25,8 @@ __all__ = ["COMMANDS", "Commands", "main"]
 COMMANDS = {
     "ls": "List the samples of shards, or the contents of a folder in any store.",
     "cat": "Show samples, write the bytes of a field or shard, or put shards together.",
+    "stats": "Report what is in shards, in numbers and as a contact sheet.",
+    "diff": "Compare the samples of two sets of shards.",
     "bench": "Measure reading: bytes/s, samples/s, CPU and memory.",
     "check": "Read shards from end to end and report what is wrong.",
     "resolve": "Show what URLs resolve to, how they are read, and whether they can be read.",
@@ -40,6 +42,8 @@ COMMANDS = {
     "select": "Write some fields of each sample.",
     "rename": "Rename fields, and keys of samples.",
     "proc": "Run a command on the files of each sample.",
+    "copy": "Copy shards from one store to another, byte for byte.",
+    "verify": "Compare the bytes of shards with SHA256SUMS, or write that.",
     "job": "See the jobs of map, reshard and index; finish them, run again what failed.",
     "replay": "Make the batch of a step again from a saved state.",
     "seen": "List the samples that a job had seen when its state was saved.",
