@@ -20,7 +20,7 @@ from tests.servers import Origin
 from tests.servers.moto import clean_aws, empty_bucket, moto
 from wds_async.distributed.engines.rank import RankEngine
 from wds_async.distributed.reopening import reopened
-from wds_async.errors import ConfigError, JobChanged, JobFailed, UnsafeContent
+from wds_async.errors import ConfigError, JobChanged, JobFailed, ShardNotFound, UnsafeContent
 from wds_async.tools.create import TableColumns, create_shards
 
 __all__ = ["clean_aws", "moto"]
@@ -287,17 +287,22 @@ def test_outputs_that_cannot_be() -> None:
         ("x-{000..009}.tar", {}, "10 shards for 2 samples"),
         ("x.tar", {"maxcount": 1}, "names 1 shards"),
         ("x-{}.tar", {}, "it has one number"),
+        ("x-{part}.tar", {}, "it needs the number of a shard"),
         ("", {}, "name the shards"),
         ("out", {"maxsize": "many"}, "maxsize='many'"),
         ("out", {"maxcount": 0}, "maxcount"),
         ("out", {"classes": ["a"]}, "image folder"),
         ("out", {"columns": TableColumns(key="k")}, "in is a folder"),
         ("out", {"format": "zip"}, "format='zip'"),
+        ("out", {"format": "csv"}, r"this is a folder, not a table.*'in/\*\.csv'"),
+        ("out", {"timeout": 0}, "timeout=0"),
     ]:
         with pytest.raises(ConfigError, match=error):
             create_shards(source, output, **arguments)
     with pytest.raises(ConfigError, match="no such folder"):
         create_shards("nowhere", "out")
+    with pytest.raises(ShardNotFound, match=r"nowhere\.csv: there is no such file"):
+        create_shards("nowhere.csv", "out")
     with pytest.raises(ConfigError, match=r"holds no sample \(1 without an extension"):
         create_shards(written({"README": "x"}, "bare"), "out")
     Path("t.csv").write_text("url:jpg\nhttp://127.0.0.1:1/x.jpg\n")

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from wds_async.arguments import check_size
+from wds_async.arguments import check_number, check_size
 from wds_async.config import is_secure
 from wds_async.distributed.folder import JobFolder, job_url, output_folder, read_objects
 from wds_async.distributed.gathering import ShardNames
@@ -35,7 +35,8 @@ _DEFAULT_SIZE = 10**9
 _DEFAULT_COUNT = 10_000
 _NUMBER = re.compile(r"\{(\d+)\.\.(\d*)\}|\{shard(:0?\d*d)?\}")
 _PART = re.compile(r"\{part(?::0?\d*d)?\}")
-_PERCENT = re.compile(r"%0?\d*d")
+_PERCENT = re.compile(r"%(?:0\d+)?d[^/]*$")
+_SUFFIX = re.compile(r"\.(?:tar(?:\.\w+)?|tgz)(?:\?.*)?$", re.IGNORECASE)
 _NO_NAME = re.compile(r"[^A-Za-z0-9_-]")
 _CLASSES = "classes.json"
 
@@ -68,8 +69,10 @@ class _ShardTemplate:
         names = ShardNames(_PART.sub("", output))
         if names.has_split:
             raise ConfigError(f"output={redact(output)!r}: there are no splits; wds-async split makes them")
-        match = _NUMBER.search(output)
-        assert match is not None
+        if (match := _NUMBER.search(output)) is None:
+            raise ConfigError(
+                f"output={redact(output)!r}: it needs the number of a shard, {{shard:06d}} or {{000000..}}"
+            )
         digits = f":0{len(match[1])}d" if match[1] else match[3] or ""
         template = output.replace(match[0], f"{{task{digits}}}")
         return cls(output, template, int(match[1] or 0), names.count, _PART.search(output) is not None)
@@ -77,7 +80,7 @@ class _ShardTemplate:
     @property
     def job(self) -> str:
         """The name of the job, unless it is given one."""
-        stem = self.output.rpartition("/")[2].partition("{")[0].partition(".")[0].strip("-_")
+        stem = _SUFFIX.sub("", self.output).rpartition("/")[2].partition("{")[0].strip("-_.")
         return f"create-{_NO_NAME.sub('_', stem)}" if stem else "create"
 
     def work(self, plan: RowPlan, sizes: _ShardSizes, **how: Any) -> CreateWork:
@@ -179,6 +182,8 @@ def create_shards(
     options, names = StorageOptions(storage_options), _ShardTemplate.of(os.fspath(output))
     seed = None if shuffle is None else check_size("create_shards", "shuffle", shuffle)
     sizes = _ShardSizes.checked(maxcount, maxsize)
+    if timeout is not None and check_number("create_shards", "timeout", timeout) <= 0:
+        raise ConfigError(f"timeout={timeout!r}: seconds, more than 0")
     rows = _source(os.fspath(source), format, options, columns or TableColumns(), allow_pipe)
     if isinstance(rows, TableSource):
         rows.skip_errors = bool(skip_errors)
@@ -235,6 +240,8 @@ def _source(
     if kind == "recipe":
         is_fetched = source != "-" and locate(source, options=options).path is None
         return RecipeSource(source, allow_pipe and not is_fetched and not is_secure(), options)
+    if os.path.isdir(source):
+        raise ConfigError(f"{source}: this is a folder, not a table; name the tables in it, as in '{source}/*.{kind}'")
     return TableSource([source] if source == "-" else expand_listed(source, options), kind, columns, options=options)
 
 

@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Protocol
 
-from wds_async.errors import ConfigError, ShardNotFound, UnsafeContent, UrlError
+from wds_async.errors import ConfigError, ShardNotFound, UnsafeContent, UrlError, WdsError
 from wds_async.reading.url_files import gopen
 from wds_async.redact import redact
-from wds_async.storage.base import Entry
+from wds_async.storage.base import Entry, error_for
 from wds_async.storage.listing.expand import folder_entries
-from wds_async.storage.local import version_without_inode
+from wds_async.storage.local import explain_os_error, version_without_inode
 from wds_async.storage.options import StorageOptions
 from wds_async.storage.registry import locate
 from wds_async.tar.group import base_plus_ext
@@ -75,10 +75,16 @@ def source_of(value: str, field: str, where: str, options: StorageOptions) -> Fi
 
 
 def opened(url: str, options: StorageOptions) -> contextlib.AbstractContextManager[BinaryIO]:
-    """Open a source to be read in order; ``-`` is standard input, which stays open."""
+    """Open a source to be read in order; ``-`` is standard input, which stays open. StorageError where it cannot be."""
     if url == "-":
         return contextlib.nullcontext(sys.stdin.buffer)
-    file: BinaryIO = gopen(url, storage_options=options)
+    try:
+        file: BinaryIO = gopen(url, storage_options=options)
+    except OSError as exn:
+        if isinstance(exn, WdsError):
+            raise
+        fault = explain_os_error(exn)
+        raise type(error_for(fault, "", 0, 1))(f"{redact(url)}: {fault.reason}. {fault.advice}") from exn
     return file
 
 
@@ -255,6 +261,8 @@ class RecipeSource:
                 if not line.strip():
                     continue
                 here = f"{name}, line {number}"
+                if len(line) >= _LONGEST_LINE:
+                    raise ConfigError(f"{here}: longer than {_LONGEST_LINE:,} bytes; is this a recipe?")
                 new, field = self._member(line, here)
                 if new != key and key is not None:
                     yield SourceRow(key, tuple(fields), where)

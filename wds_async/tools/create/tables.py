@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -164,7 +165,7 @@ class TableSource:
             stream: Any = gzip.GzipFile(fileobj=file, mode="rb") if packed else file
             try:
                 yield from {"parquet": _parquet, "jsonl": _json_lines}.get(self.format, self._separated)(stream)
-            except (UnicodeDecodeError, csv.Error, EOFError, gzip.BadGzipFile) as exn:
+            except (UnicodeDecodeError, csv.Error, EOFError, gzip.BadGzipFile, zlib.error) as exn:
                 raise ConfigError(f"{shown}: no {self.format} that can be read: {exn}") from exn
             except _Unreadable as exn:
                 raise ConfigError(f"{shown}, {exn}") from exn
@@ -204,7 +205,7 @@ def _json_lines(stream: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
             continue
         try:
             values = json.loads(line)
-        except ValueError as exn:
+        except (ValueError, RecursionError) as exn:
             raise _Unreadable(f"line {number}: not valid JSON ({exn})") from exn
         if not isinstance(values, dict):
             raise _Unreadable(f"line {number}: {type(values).__name__}; each line is an object")
