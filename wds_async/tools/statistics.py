@@ -1,4 +1,4 @@
-"""`ShardStatistics`: what is in shards: fields, sizes, classes, images, duplicates; and `contact_sheet`, to look at them."""
+"""`ShardStatistics`: fields, sizes, classes, images and duplicates of shards; and `contact_sheet`, to look at them."""
 
 from __future__ import annotations
 
