@@ -25,7 +25,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FL
 BENCHMARKS := importtime planning first resume http https s3 gs az small large store busy memory link faults faults-peers verify service filters decode loader workers size images \
 	images-file shards cache signing listing exact interleave index distributed.map distributed.index distributed.plan
 
-.PHONY: help test test-fast test-process fuzz demo lint format generate bench clean
+.PHONY: help test test-fast test-process fuzz demo lint format generate docs bench clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -62,6 +62,9 @@ format: $(VENV)/.lint-ready ## Let ruff put the code in order
 generate: $(VENV)/.lint-ready ## Write the fluent methods and the page of variables anew
 	$(BIN)/python .ci/generate.py
 
+docs: $(VENV)/.docs-ready ## The documentation as a site, in out/site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
 bench: $(VENV)/.bench-ready ## All benchmarks, side by side with the peers (an hour or two; link needs root)
 	$(BIN)/python -m benchmarks --install all $(addprefix --run ,$(BENCHMARKS))
 	$(BIN)/python -m benchmarks.report
@@ -85,6 +88,10 @@ $(VENV)/.core-ready: pyproject.toml | $(BIN)/python
 
 $(VENV)/.%-ready: pyproject.toml $(VENV)/.torch-ready
 	$(PIP) "$(TORCH)" -e ".[$*]"
+	@touch $@
+
+$(VENV)/.docs-ready: pyproject.toml | $(BIN)/python
+	$(PIP) -e ".[docs]"
 	@touch $@
 
 $(VENV)/.lint-ready: pyproject.toml $(VENV)/.torch-ready

@@ -17,6 +17,7 @@ import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
 GUIDES = sorted(path for path in DOCS.glob("*.md") if path.name not in ("design.md", "cli.md"))
+GUIDES.append(DOCS.parent / "SKILL.md")
 
 
 def blocks(path: Path, language: str) -> list[str]:
@@ -45,7 +46,9 @@ def test_what_a_guide_shows_runs(guide: Path, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "page", [*sorted(DOCS.glob("*.md")), *sorted(DOCS.parent.glob("[SCl]*.*"))], ids=lambda path: path.stem
+)
 def test_links_lead_somewhere(page: Path) -> None:
     for target, _, anchor in re.findall(r"\]\(([^)#]*)(#([^)]*))?\)", page.read_text(encoding="utf-8")):
         if "://" in target:

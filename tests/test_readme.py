@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import tomllib
 from pathlib import Path
@@ -14,6 +15,17 @@ from wds_async.cli import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_page_of_commands_is_generated_from_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    spec = importlib.util.spec_from_file_location("generate", ROOT / ".ci" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    generate = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(generate)
+    page = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+    assert generate.command_line(page) == page, "run make generate"
 
 
 def test_the_commands_are_those_that_exist() -> None:

@@ -20,41 +20,53 @@ from wds_async._version import __version__
 from wds_async.cli import terminal
 from wds_async.errors import ConfigError, MissingExtra, UrlError, WdsError
 
-__all__ = ["COMMANDS", "Commands", "main"]
+__all__ = ["COMMANDS", "GROUPS", "Commands", "main"]
 
-COMMANDS = {
-    "ls": "List the samples of shards, or the contents of a folder in any store.",
-    "cat": "Show samples, write the bytes of a field or shard, or put shards together.",
-    "stats": "Report what is in shards, in numbers and as a contact sheet.",
-    "diff": "Compare the samples of two sets of shards.",
-    "bench": "Measure reading: bytes/s, samples/s, CPU and memory.",
-    "check": "Read shards from end to end and report what is wrong.",
-    "resolve": "Show what URLs resolve to, how they are read, and whether they can be read.",
-    "index": "Write indexes of shards, for lengths and random access.",
-    "create": "Write shards from a folder, a table or a recipe.",
-    "map": "Apply a function to the samples of any number of shards, on many machines.",
-    "reshard": "Shuffle, sort, split or join the samples of any number of shards, or write shards of another size.",
-    "sort": "Write the samples sorted by key, or by an expression.",
-    "shuffle": "Write the samples in a random order.",
-    "split": "Write shards of another size, or several sets of shards.",
-    "join": "Join the samples of data sets by key.",
-    "filter": "Write the samples for which an expression is true.",
-    "select": "Write some fields of each sample.",
-    "rename": "Rename fields, and keys of samples.",
-    "proc": "Run a command on the files of each sample.",
-    "copy": "Copy shards from one store to another, byte for byte.",
-    "verify": "Compare the bytes of shards with SHA256SUMS, or write that.",
-    "job": "See the jobs of map, reshard and index; finish them, run again what failed.",
-    "replay": "Make the batch of a step again from a saved state.",
-    "seen": "List the samples that a job had seen when its state was saved.",
-    "doctor": "Find the bottleneck of a pipeline and one setting to change next.",
-    "top": "Show services and jobs at work.",
-    "env": "Show every environment variable that is read.",
-    "run": "Run a script whose `import webdataset` becomes wds_async.",
-    "serve": "Serve shards to every process of a node from one cache.",
-    "cache": "Manage the cache of the service: list, sum up, remove, warm, verify, pin.",
-    "demo": "Train a small model from shards streamed over HTTP.",
+GROUPS = {
+    "Look at shards": {
+        "ls": "List the samples of shards, or the contents of a folder in any store.",
+        "cat": "Show samples, write the bytes of a field or shard, or put shards together.",
+        "stats": "Report what is in shards, in numbers and as a contact sheet.",
+        "check": "Read shards from end to end and report what is wrong.",
+        "diff": "Compare the samples of two sets of shards.",
+        "verify": "Compare the bytes of shards with SHA256SUMS, or write that.",
+        "resolve": "Show what URLs resolve to, how they are read, and whether they can be read.",
+    },
+    "Make and change shards": {
+        "create": "Write shards from a folder, a table or a recipe.",
+        "filter": "Write the samples for which an expression is true.",
+        "select": "Write some fields of each sample.",
+        "rename": "Rename fields, and keys of samples.",
+        "proc": "Run a command on the files of each sample.",
+        "sort": "Write the samples sorted by key, or by an expression.",
+        "shuffle": "Write the samples in a random order.",
+        "split": "Write shards of another size, or several sets of shards.",
+        "join": "Join the samples of data sets by key.",
+        "map": "Apply a function to the samples of any number of shards, on many machines.",
+        "reshard": "Shuffle, sort, split or join the samples of any number of shards, or write shards of another size.",
+        "index": "Write indexes of shards, for lengths and random access.",
+        "copy": "Copy shards from one store to another, byte for byte.",
+        "job": "See the jobs of these commands; finish them, run again what failed.",
+    },
+    "Run and measure": {
+        "run": "Run a script whose `import webdataset` becomes wds_async.",
+        "bench": "Measure reading: bytes/s, samples/s, CPU and memory.",
+        "doctor": "Find the bottleneck of a pipeline and one setting to change next.",
+        "top": "Show services and jobs at work.",
+        "env": "Show every environment variable that is read.",
+        "replay": "Make the batch of a step again from a saved state.",
+        "seen": "List the samples that a job had seen when its state was saved.",
+    },
+    "The service": {
+        "serve": "Serve shards to every process of a node from one cache.",
+        "cache": "Manage the cache of the service: list, sum up, remove, warm, verify, pin.",
+    },
+    "To begin with": {
+        "demo": "Train a small model from shards streamed over HTTP.",
+    },
 }
+"""Commands and what they do, by group."""
+COMMANDS = {name: text for group in GROUPS.values() for name, text in group.items()}
 _INTERRUPTED = 130
 
 
@@ -74,8 +86,10 @@ class Commands(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        width = max(map(len, COMMANDS))
+        for title, commands in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), text) for name, text in commands.items()])
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -26,9 +26,7 @@ _SHOWN = 8
 @click.option("-n", "limit", type=click.IntRange(1), help="Stop after so many samples.")
 @click.option("--decode", is_flag=True, help="Decode every image to its end, not only its header.")
 @click.option("--duplicates", metavar="FIELD", help="Find samples whose FIELD has the same bytes (100 bytes a sample).")
-@click.option(
-    "--contact-sheet", "sheet", metavar="PNG", help="Draw a random choice of images, with their labels and keys."
-)
+@click.option("--contact-sheet", "sheet", metavar="PNG", help="Draw a random choice of images.")
 @click.option("--pictures", type=click.IntRange(1, 400), default=40, show_default=True, help="Images on the sheet.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of that choice.")
 @click.option("--json", "as_json", is_flag=True, help="Print one object.")
