@@ -34,7 +34,7 @@ META = re.compile(SKIP_META)
 """Names of members that describe a shard."""
 
 _NUMBER = "SELECT line FROM rows WHERE number = ?"
-_BATCH = 1000
+_BATCH_BYTES = 256 << 10
 _packed = json.JSONEncoder(separators=(",", ":")).encode
 _SHOWN = 3
 
@@ -153,6 +153,7 @@ class RowStore:
         self.sizes = array("q")
         """Bytes of each row's fields, -1 where they are unknown."""
         self._new: list[tuple[int, bytes, bytes]] = []
+        self._new_bytes = 0
         self._db = sqlite3.connect("", isolation_level=None, check_same_thread=False)
         self._db.execute("PRAGMA journal_mode=OFF")
         self._db.execute("CREATE TABLE rows (number INTEGER PRIMARY KEY, key BLOB, line BLOB)")
@@ -166,9 +167,11 @@ class RowStore:
         for row in rows:
             _check(row)
             self._count(row)
-            self._new.append((len(self.sizes), row.key.encode("utf-8", "surrogateescape"), row.line()))
+            line = row.line()
+            self._new.append((len(self.sizes), row.key.encode("utf-8", "surrogateescape"), line))
+            self._new_bytes += len(line)
             self.sizes.append(row.size)
-            if len(self._new) >= _BATCH:
+            if self._new_bytes >= _BATCH_BYTES:
                 self._flush()
         self._flush()
 
@@ -205,6 +208,7 @@ class RowStore:
     def _flush(self) -> None:
         self._db.executemany("INSERT INTO rows VALUES (?, ?, ?)", self._new)
         self._new.clear()
+        self._new_bytes = 0
 
     def _count(self, row: SourceRow) -> None:
         counts = self.counts

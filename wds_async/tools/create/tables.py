@@ -32,6 +32,9 @@ _NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 """Fields that are read back as an int."""
 _CELL_BYTES = 128 << 20
 _ALL = "*"
+_BUFFER_BYTES = 1 << 20
+_BATCH = 64
+"""Rows of Parquet that are in memory at once: a column may hold images."""
 
 
 def format_of(name: str) -> str | None:
@@ -66,6 +69,12 @@ class TableColumns:
         several = [name for names in self.json.values() for name in names if name != _ALL]
         single = [*self.fields.values(), *self.files.values(), *self.urls.values(), *several]
         return single if self.key is None else [*single, self.key]
+
+    def needed(self, header: Sequence[str]) -> list[str] | None:
+        """Return the columns of a table that are read; None for all, as where one is not there, for the message."""
+        every = not self.are_named or any(_ALL in names for names in self.json.values())
+        tops = {name if name in header else name.partition(".")[0] for name in self.names()}
+        return None if every or tops - set(header) else [name for name in header if name in tops]
 
     def resolved(self, header: Sequence[str], where: str) -> TableColumns:
         """Return the columns for a table with these names. ConfigError for one that is not there."""
@@ -164,11 +173,32 @@ class TableSource:
             packed = url.partition("?")[0].lower().endswith(".gz")
             stream: Any = gzip.GzipFile(fileobj=file, mode="rb") if packed else file
             try:
-                yield from {"parquet": _parquet, "jsonl": _json_lines}.get(self.format, self._separated)(stream)
+                kinds = {"parquet": self._parquet, "jsonl": _json_lines}
+                yield from kinds.get(self.format, self._separated)(stream)
             except (UnicodeDecodeError, csv.Error, EOFError, gzip.BadGzipFile, zlib.error) as exn:
                 raise ConfigError(f"{shown}: no {self.format} that can be read: {exn}") from exn
             except _Unreadable as exn:
                 raise ConfigError(f"{shown}, {exn}") from exn
+
+    def _parquet(self, stream: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        pyarrow = packages.optional("pyarrow", "reading Parquet", "parquet")
+        parquet = packages.optional("pyarrow.parquet", "reading Parquet", "parquet")
+        number = 0
+        with contextlib.ExitStack() as stack:
+            if not (hasattr(stream, "seekable") and stream.seekable()):
+                copy = stack.enter_context(tempfile.TemporaryFile())
+                shutil.copyfileobj(stream, copy)
+                stream = copy
+            try:
+                file = parquet.ParquetFile(stream, buffer_size=_BUFFER_BYTES)
+                columns = self.columns.needed(file.schema_arrow.names)
+                for group in range(file.num_row_groups):  # of all at once, pyarrow holds several in memory
+                    for batch in file.iter_batches(batch_size=_BATCH, row_groups=[group], columns=columns):
+                        for values in batch.to_pylist():
+                            number += 1
+                            yield f"row {number}", values
+            except pyarrow.ArrowException as exn:
+                raise _Unreadable(f"behind row {number}: {exn}") from exn
 
     def _separated(self, stream: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
         text = io.TextIOWrapper(stream, encoding="utf-8-sig", newline="")
@@ -210,24 +240,6 @@ def _json_lines(stream: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
         if not isinstance(values, dict):
             raise _Unreadable(f"line {number}: {type(values).__name__}; each line is an object")
         yield f"line {number}", values
-
-
-def _parquet(stream: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    pyarrow = packages.optional("pyarrow", "reading Parquet", "parquet")
-    parquet = packages.optional("pyarrow.parquet", "reading Parquet", "parquet")
-    with contextlib.ExitStack() as stack:
-        if not (hasattr(stream, "seekable") and stream.seekable()):
-            copy = stack.enter_context(tempfile.TemporaryFile())
-            shutil.copyfileobj(stream, copy)
-            stream = copy
-        try:
-            number = 0
-            for batch in parquet.ParquetFile(stream).iter_batches(batch_size=1024):
-                for values in batch.to_pylist():
-                    number += 1
-                    yield f"row {number}", values
-        except pyarrow.ArrowException as exn:
-            raise _Unreadable(f"behind row {number}: {exn}") from exn
 
 
 def _value(values: Mapping[str, Any], column: str) -> Any:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import itertools
 import json
 import logging
 import os
 import stat
+import tempfile
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +18,7 @@ from wds_async import zstd
 from wds_async.config import TransferConfig, transfer_config
 from wds_async.distributed.attempts import add_traffic
 from wds_async.distributed.engines.base import RankedEngine
-from wds_async.distributed.folder import JobFolder, read_objects
+from wds_async.distributed.folder import JobFolder
 from wds_async.distributed.jobs import Job
 from wds_async.distributed.outputs import Shards
 from wds_async.distributed.plan import Plan
@@ -40,6 +40,7 @@ from wds_async.storage.local import explain_os_error, version_without_inode
 from wds_async.storage.options import StorageOptions
 from wds_async.storage.removal import remove
 from wds_async.storage.sink import open_sink, publish
+from wds_async.tar import decompress
 from wds_async.tools.create.rows import FieldSource, RowStore, SourceRow, data_of
 from wds_async.transfer.reader import ShardStream, open_shards
 from wds_async.writer import TarWriter
@@ -94,10 +95,12 @@ class CreateWork:
     def run(self, task: Task) -> Record:
         """Read the rows of ``task`` and their files, and write the shard."""
         (listed,) = task.inputs
-        data = zstd.unpacked(next(read_objects([listed.url], self.options)))
-        if hashlib.sha256(data).hexdigest() != listed.version:
-            raise ObjectChanged(f"{redact(listed.url)}: these are not the rows that the job was planned with")
-        reading = _RowReading(self, _Again(lambda: io.BytesIO(data)))
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "rows")
+            return self._run(task, _fetched(listed, path, self.options), _Again(lambda: _lines_of(path)))
+
+    def _run(self, task: Task, count: int, rows: Iterable[bytes]) -> Record:
+        reading = _RowReading(self, rows)
         shards = Shards(
             self.template,
             task.number + self.first,
@@ -115,7 +118,7 @@ class CreateWork:
             id=task.identity(self.describe()),
             inputs=task.inputs,
             outputs=tuple(shards.outputs),
-            samples_in=data.count(b"\n"),
+            samples_in=count,
             samples_out=shards.samples,
             bytes_in=reading.bytes,
             bytes_out=shards.bytes,
@@ -139,6 +142,25 @@ class CreateWork:
             stall_timeout_s=min(config.stall_timeout_s, timeout_s),
             connect_timeout_s=min(config.connect_timeout_s, timeout_s),
         )
+
+
+def _fetched(listed: Input, path: str, options: StorageOptions) -> int:
+    """Write the rows of a task to a file, and return how many they are. ObjectChanged for others than were planned."""
+    digest, count = hashlib.sha256(), 0
+    with open_shards([listed.url], options=options) as reader, open(path, "wb") as file:
+        read = decompress.plain(next(reader).read, listed.url)
+        while (piece := read()) is not None:
+            digest.update(piece)
+            count += bytes(piece).count(b"\n")
+            file.write(piece)
+    if digest.hexdigest() != listed.version:
+        raise ObjectChanged(f"{redact(listed.url)}: these are not the rows that the job was planned with")
+    return count
+
+
+def _lines_of(path: str) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        yield from file
 
 
 @dataclass(frozen=True)
@@ -291,9 +313,17 @@ class RowPlan:
         """Return the rows of all shards, in order; they can be gone through again."""
         return _Again(lambda: self.store.lines(self.numbers))
 
-    def packed(self, number: int) -> bytes:
-        """Return the rows of a shard, compressed."""
-        return zstd.packed(self.store.lines(self._rows(number)))
+    def publish(self, number: int, url: str, options: StorageOptions) -> None:
+        """Write the rows of a shard, compressed."""
+        sink = open_sink(url, options=options)
+        try:
+            with zstd.writer(sink) as packer:
+                for line in self.store.lines(self._rows(number)):
+                    packer.write(line)
+            sink.commit()
+        except BaseException:
+            sink.abort()
+            raise
 
     def _rows(self, number: int) -> array[int]:
         return self.numbers[self.cuts[number] : self.cuts[number + 1]]
@@ -358,7 +388,7 @@ class CreateJob(Job):
         for number in wanted:
             (listed,) = self.tasks[number].inputs
             if listed.url.rpartition("/")[2] not in there:
-                publish(listed.url, plan.packed(number), folder.options)
+                plan.publish(number, listed.url, folder.options)
         if wanted and (share is None or share.leads):
             for url, data in plan.beside.items():
                 publish(url, data, folder.options)
