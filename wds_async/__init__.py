@@ -60,6 +60,9 @@ if TYPE_CHECKING:
     )
     from wds_async.indexed.randomaccess import IndexedDataset as IndexedDataset
     from wds_async.integrations.dali import dali_source as dali_source
+    from wds_async.integrations.huggingface import (
+        from_huggingface as from_huggingface, to_huggingface as to_huggingface,
+    )
     from wds_async.legacy.datasets import (
         ChoppedDataset as ChoppedDataset, Composable as Composable, Dataset as Dataset, DBCache as DBCache,
         MultiDataset as MultiDataset, Processor as Processor, PytorchShardList as PytorchShardList,
@@ -67,6 +70,7 @@ if TYPE_CHECKING:
     )
     from wds_async.loader import WebLoader as WebLoader
     from wds_async.mix import RandomMix as RandomMix, RoundRobin as RoundRobin
+    from wds_async.numpy_loader import NumpyLoader as NumpyLoader
     from wds_async.pipeline import DataPipeline as DataPipeline
     from wds_async.stages import PipelineStage as PipelineStage, pipelinefilter as pipelinefilter
     from wds_async.reading import records as records
@@ -82,6 +86,7 @@ if TYPE_CHECKING:
         split_by_node as split_by_node, split_by_worker as split_by_worker,
     )
     from wds_async.tariterators import tarfile_samples as tarfile_samples, tarfile_to_samples as tarfile_to_samples
+    from wds_async.tools.arrow import arrow_batches as arrow_batches
     from wds_async.writer import (
         ShardWriter as ShardWriter, TarWriter as TarWriter, numpy_dumps as numpy_dumps,
         torch_dumps as torch_dumps,
@@ -106,10 +111,12 @@ _HOMES = {
     "select shuffle slice to_tuple transform_with tree_collation_fn unbatched unlisted xdecode",
     "fluid": "FluidInterface FluidWrapper",
     "integrations.dali": "dali_source",
+    "integrations.huggingface": "from_huggingface to_huggingface",
     "handlers": "ignore_and_continue ignore_and_stop reraise_exception warn_and_continue warn_and_stop",
     "indexed.randomaccess": "IndexedDataset",
     "loader": "WebLoader",
     "mix": "RandomMix RoundRobin",
+    "numpy_loader": "NumpyLoader",
     "reading.url_files": "gopen gopen_schemes",
     "pipeline": "DataPipeline",
     "stages": "PipelineStage pipelinefilter",
@@ -117,6 +124,7 @@ _HOMES = {
     "shardlists": "MultiShardSample ResampledShards SimpleShardList non_empty resampled shardspec single_node_only "
     "split_by_node split_by_worker",
     "tariterators": "tarfile_samples tarfile_to_samples",
+    "tools.arrow": "arrow_batches",
     "writer": "ShardWriter TarWriter numpy_dumps torch_dumps",
 }
 # Names of older versions: classes that say so when they are used, and (in `legacy.names`) functions that say so when
