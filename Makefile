@@ -25,7 +25,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check $(PIP_FL
 BENCHMARKS := importtime planning first resume http https s3 gs az small large store busy memory link faults faults-peers verify service filters decode loader workers size images \
 	images-file shards cache signing listing exact interleave index distributed.map distributed.index distributed.plan
 
-.PHONY: help test test-fast test-process fuzz demo lint format generate docs bench clean
+.PHONY: help test test-fast test-process fuzz demo lint types format generate docs dist bench clean
 .DEFAULT_GOAL := help
 
 help: ## This list
@@ -55,6 +55,10 @@ lint: $(VENV)/.lint-ready ## ruff and mypy
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+types: $(VENV)/.types-ready ## What an editor sees of the public names: pyright (which needs node) and mypy
+	$(BIN)/pyright --pythonpath $(BIN)/python tests/typing
+	$(BIN)/mypy tests/typing
+
 format: $(VENV)/.lint-ready ## Let ruff put the code in order
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -64,6 +68,9 @@ generate: $(VENV)/.lint-ready ## Write the fluent methods and the page of variab
 
 docs: $(VENV)/.docs-ready ## The documentation as a site, in out/site
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+dist: $(VENV)/.release-ready ## The wheel and the source archive, built twice, compared and checked
+	$(BIN)/python .ci/dist.py
 
 bench: $(VENV)/.bench-ready ## All benchmarks, side by side with the peers (an hour or two; link needs root)
 	$(BIN)/python -m benchmarks --install all $(addprefix --run ,$(BENCHMARKS))
@@ -90,8 +97,8 @@ $(VENV)/.%-ready: pyproject.toml $(VENV)/.torch-ready
 	$(PIP) "$(TORCH)" -e ".[$*]"
 	@touch $@
 
-$(VENV)/.docs-ready: pyproject.toml | $(BIN)/python
-	$(PIP) -e ".[docs]"
+$(VENV)/.docs-ready $(VENV)/.release-ready $(VENV)/.types-ready: $(VENV)/.%-ready: pyproject.toml | $(BIN)/python
+	$(PIP) -e ".[$*]"
 	@touch $@
 
 $(VENV)/.lint-ready: pyproject.toml $(VENV)/.torch-ready

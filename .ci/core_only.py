@@ -1,7 +1,5 @@
 """What a core-only install must do: write a shard, read it back from a file and over HTTP, without any extra."""
 
-# ruff: noqa: T201
-
 from __future__ import annotations
 
 import functools

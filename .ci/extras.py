@@ -1,0 +1,70 @@
+"""Install each extra in an environment of its own, and import what it promises: ``python .ci/extras.py [EXTRA]...``.
+
+torch comes first, by the version of the Makefile, so that no package chooses another one.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+import tomllib
+import venv
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TORCH = "torch==2.13.0"
+PROMISED = {
+    "s3": "s3fs aiobotocore",
+    "gcs": "gcsfs",
+    "azure": "adlfs",
+    "hf": "huggingface_hub",
+    "ais": "xxhash",
+    "service": "prometheus_client msgpack",
+    "sftp": "paramiko",
+    "webdav": "webdav4",
+    "torch": "torch wds_async.loader",
+    "images": "PIL simplejpeg",
+    "formats": "msgpack cbor2",
+    "media": "av soundfile",
+    "lmdb": "lmdb",
+    "parquet": "pyarrow.parquet",
+    "huggingface": "datasets wds_async.integrations.huggingface",
+    "arrow": "pyarrow wds_async.tools.arrow",
+    "nodes": "torchdata.nodes wds_async.nodes",
+    "ray": "ray.data wds_async.distributed.raydata",
+    "dask": "distributed",
+}
+"""What each extra for users lets be imported."""
+NEEDS_TORCH = ("torch", "nodes")
+
+
+def main(chosen: list[str]) -> int:
+    """Return the number of extras that failed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    unknown = sorted(set(chosen) - set(project["optional-dependencies"]))
+    assert not unknown, f"no such extras: {unknown}"
+    failed = 0
+    for extra in chosen or PROMISED:
+        with tempfile.TemporaryDirectory() as folder:
+            venv.create(folder, with_pip=True)
+            python = Path(folder) / "bin" / "python"
+            install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+            first = [TORCH] if extra in NEEDS_TORCH else []
+            code = "\n".join(f"import {module}" for module in PROMISED[extra].split())
+            try:
+                if first:
+                    subprocess.run([*install, *first], check=True)
+                subprocess.run([*install, *first, f"{ROOT}[{extra}]"], check=True)
+                subprocess.run([python, "-m", "pip", "check"], check=True, stdout=subprocess.DEVNULL)
+                subprocess.run([python, "-c", code], check=True, cwd=folder)
+            except subprocess.CalledProcessError as exn:
+                failed += 1
+                print(f"{extra}: failed ({exn.cmd[1:4]})")
+            else:
+                print(f"{extra}: {PROMISED[extra]}")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
