@@ -5,10 +5,12 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import wds_async as wds
 from wds_async import filters, shardlists, world
 from wds_async.errors import ConfigError, ReaderClosed
 from wds_async.filters import shuffle
@@ -261,3 +263,24 @@ def test_a_list_of_dicts_is_a_source_and_not_a_list_of_stages() -> None:
 def test_samples_have_no_number_and_the_error_names_the_index() -> None:
     with pytest.raises(TypeError, match="ShardListDataset with an index"):
         DataPipeline([1, 2])[0]
+
+
+def test_each_stage_is_a_range_of_the_profiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    with wds.TarWriter(tmp_path / "a.tar") as sink:
+        for n in range(20):
+            sink.write({"__key__": str(n), "cls": n})
+    dataset = wds.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False).decode().to_tuple("cls").batched(5)
+    expected = [batch[0].tolist() for batch in dataset]
+
+    def ranges() -> dict[str, int]:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            assert [batch[0].tolist() for batch in dataset] == expected
+        return {event.key: event.count for event in profile.key_averages() if event.key.startswith("wds.")}
+
+    assert ranges() == {}
+    monkeypatch.setenv("WDS_PROFILE", "1")
+    found = ranges()
+    assert {"wds.decode", "wds.to_tuple", "wds.batched"} <= set(found)
+    assert found["wds.batched"] == 5  # four batches, and the end
+    assert found["wds.decode"] == 21

@@ -197,6 +197,7 @@ VARIABLES: tuple[Variable, ...] = (
     *_group(
         "Watching, cost and logs",
         ("WDS_HANDOVER", FLAG, True, "0: batches of WebLoader's workers go through torch's queue"),
+        ("WDS_PROFILE", FLAG, False, "1: each stage's items are ranges of torch.profiler, and of NVTX on a GPU"),
         ("WDS_PROGRESS", FLAG, False, "1: show a progress bar and a summary line for every epoch"),
         ("WDS_METRICS_PORT", PORT, None, "port (of 127.0.0.1, or 0.0.0.0:9464) of a job's /metrics; 0: a free one"),
         ("WDS_COST_LIMIT", DOLLARS, None, "US dollars of requests and traffic at which a run stops"),

@@ -11,13 +11,14 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Self
 
-from wds_async import config, world
+from wds_async import config, environment, world
 from wds_async.arguments import check_size
 from wds_async.errors import ConfigError, ReaderClosed, StateError
 from wds_async.handlers import Recorder, reraise_exception
 from wds_async.stages import (
     FilterFunction,
     PipelineStage,
+    ProfiledItems,
     RestCurried,
     Traits,
     bound_arguments,
@@ -168,9 +169,12 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
         saved, iteration.saved_run = iteration.saved_run, None
         run = iteration.run = Run(self.declared(), saved, self._sources(), self.shards_read)
         source = run.first(self.invoke)
+        is_profiled = bool(environment.value("WDS_PROFILE"))
         for number, stage in enumerate(_noting(self.pipeline, run), 1):
             _check_stage(stage, first=False)
             source = self.invoke(run.bind(number, stage), run.input_of(number, source))
+            if is_profiled:
+                source = ProfiledItems(source, f"wds.{_kind_of(stage)}")
         return run.items(source)
 
     def iterator(self) -> Iterator[Any]:

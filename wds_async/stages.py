@@ -22,8 +22,18 @@ if TYPE_CHECKING:
     from wds_async.checkpoint.states import StageState
 
 __all__ = [
-    "FilterFunction", "PipelineStage", "RestCurried", "Sourced", "Traits", "bound_arguments", "pipelinefilter",
-    "stage_maker", "stage_of", "stages_of", "traits_of",
+    "FilterFunction",
+    "PipelineStage",
+    "ProfiledItems",
+    "RestCurried",
+    "Sourced",
+    "Traits",
+    "bound_arguments",
+    "pipelinefilter",
+    "stage_maker",
+    "stage_of",
+    "stages_of",
+    "traits_of",
 ]  # fmt: skip
 
 _ANY_ARGUMENTS = inspect.signature(lambda source, *args, **kw: None)
@@ -241,3 +251,32 @@ def bound_arguments(stage: FilterFunction) -> inspect.BoundArguments | None:
         return inspect.signature(stage.f).bind(None, *stage.args, **stage.kw)
     except TypeError:
         return None
+
+
+class ProfiledItems(Iterator[Any]):
+    """The output of a stage, each item within a range of torch's profiler and, on a GPU, of NVTX (``WDS_PROFILE=1``).
+
+    The range of a stage has those of the stages before it inside. Without torch in the program there are none.
+    """
+
+    def __init__(self, source: Any, name: str) -> None:
+        self._source, self._next, self._name = source, iter(source).__next__, name
+
+    def __next__(self) -> Any:
+        torch = packages.loaded("torch")
+        if torch is None:
+            return self._next()
+        is_on_gpu = torch.cuda.is_initialized()
+        if is_on_gpu:
+            torch.cuda.nvtx.range_push(self._name)
+        try:
+            with torch.profiler.record_function(self._name):
+                return self._next()
+        finally:
+            if is_on_gpu:
+                torch.cuda.nvtx.range_pop()
+
+    def close(self) -> None:
+        """Close the stage's output."""
+        if hasattr(self._source, "close"):
+            self._source.close()
