@@ -1,0 +1,60 @@
+"""``wds-async convert``: shards to and from TFRecord, and to Parquet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from wds_async.cli import running
+from wds_async.tools.convert import convert_shards
+from wds_async.tools.convert.job import FORMATS
+
+__all__ = ["command"]
+
+
+@click.command("convert")
+@click.argument("inputs", nargs=-1, required=True, metavar="IN...")
+@click.argument("output", metavar="OUT")
+@click.option("--to", type=click.Choice(FORMATS), help="The new format.  [default: by the suffix of OUT]")
+@click.option(
+    "--field",
+    "fields",
+    multiple=True,
+    metavar="FIELD[=FEATURE]",
+    help="A field of the samples, and its feature in TFRecord.  [default: all]",
+)
+@click.option("--key", metavar="FEATURE", help="The feature with the key of a sample.  [default: a running number]")
+@click.option("--typed", is_flag=True, help="Write cls, index, id and the like as integers (int64_list).")
+@click.option("--maxsize", help="Begin another shard beyond so many bytes of fields (500M, 1G).")
+@click.option("--maxcount", type=click.IntRange(1), help="Begin another shard beyond so many samples.")
+@click.option("--row-group", default="64M", show_default=True, help="Bytes of a row group of Parquet.")
+@click.option("--job", help="Name of the job's folder.  [default: convert, and the name of a single OUT]")
+@running.engine_options
+@running.start_options
+def command(
+    inputs: tuple[str, ...],
+    output: str,
+    fields: tuple[str, ...],
+    job: str | None,
+    dry_run: bool,
+    yes: bool,
+    **options: Any,
+) -> None:
+    """Convert the files IN, each by a task of its own, to OUT: a folder (out/), or a name with {name} or {task}.
+
+    TFRecord becomes shards, and shards become TFRecord or Parquet. Files of TFRecord hold tf.train.Example; TensorFlow
+    is not needed.
+
+    Example: wds-async convert 'train.tfrecord-*' shards/ --field jpg=image/encoded --field cls=image/class/label
+    """  # fmt: skip
+    chosen: dict[str, str] = {}
+    for one in fields:
+        name, _, feature = one.partition("=")
+        if not name or name in chosen or name != name.lower():
+            raise click.UsageError(f"--field {one}: FIELD=FEATURE, a field in lower case, each field once")
+        chosen[name] = feature or name
+    job = job or running.job_name("convert", output)
+    display = running.ProgressDisplay(job)
+    made = convert_shards(list(inputs), output, fields=chosen, job=job, on_progress=display, **options)
+    running.run_job(made, display, writes=output, dry_run=dry_run, yes=yes)

@@ -1,0 +1,5 @@
+"""Data sets converted: shards to and from TFRecord, and to Parquet."""
+
+from wds_async.tools.convert.job import convert_shards
+
+__all__ = ["convert_shards"]

@@ -1,0 +1,127 @@
+"""Examples as samples, and samples as Examples."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from wds_async.errors import ConfigError
+from wds_async.tools.convert.tfrecord import Values
+
+__all__ = ["KEY", "features_of", "fields_of", "key_of"]
+
+KEY = "__key__"
+_NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
+_MAGIC = (
+    (b"\xff\xd8\xff", 0, "jpg"),
+    (b"\x89PNG\r\n\x1a\n", 0, "png"),
+    (b"WEBP", 8, "webp"),
+)
+
+
+def fields_of(features: Mapping[str, Values], chosen: Mapping[str, str]) -> dict[str, bytes]:
+    """Return the fields of the sample that an Example is.
+
+    ``chosen``: the feature of each field. If it is empty, every feature with values becomes a field: under its own name
+    where the Example has a feature ``__key__``, as those of `features_of`, else with a suffix that tells what it is.
+    ValueError for a feature that is missing, and where two become the same field.
+    """
+    if chosen:
+        return {name: _data(feature, *_found(features, feature)) for name, feature in chosen.items()}
+    fields: dict[str, bytes] = {}
+    made_by_us = KEY in features
+    for feature, (kind, values) in features.items():
+        if feature == KEY or not values:
+            continue
+        named = [(feature, _data(feature, kind, values))] if made_by_us else _named(feature, kind, values)
+        for name, data in named:
+            check_field(name)
+            if name in fields:
+                raise ValueError(f"two features become the field {name!r}: name them, as in --field jpg={feature}")
+            fields[name] = data
+    return fields
+
+
+def check_field(name: str) -> None:
+    """Raise ConfigError for a name that is no field of a tar."""
+    if not name or name != name.lower() or name.startswith((".", "_")) or re.search(r"[/\\\0\n]|\.$", name):
+        raise ConfigError(f"the field {name!r}: a name in lower case, as in jpg or seg.png; name others by --field")
+
+
+def _found(features: Mapping[str, Values], feature: str) -> Values:
+    kind, values = features.get(feature, ("", []))
+    if not values:
+        there = ", ".join(map(repr, features)) or "none"
+        raise ValueError(f"no value of the feature {feature!r}; there are {there}")
+    return kind, values
+
+
+def key_of(features: Mapping[str, Values], feature: str) -> str:
+    """Return the key that ``feature`` holds. ValueError where it has no single value, or one that is not UTF-8."""
+    kind, values = _found(features, feature)
+    if len(values) > 1 or kind == "float":
+        raise ValueError(f"the key, feature {feature!r}, has {len(values):,} values of {kind}; one text or integer")
+    key = _data(feature, kind, values).decode("utf-8", "replace")
+    if not key or "\ufffd" in key:
+        raise ValueError(f"the key, feature {feature!r}, is {values[0]!r:.80}, no text")
+    return key
+
+
+def _data(feature: str, kind: str, values: list[Any]) -> bytes:
+    """Return a feature as the bytes of one field."""
+    if len(values) == 1 and kind != "float":
+        return values[0] if kind == "bytes" else str(values[0]).encode("ascii")
+    try:
+        plain = [value.decode("utf-8") for value in values] if kind == "bytes" else values
+    except UnicodeDecodeError:
+        raise ValueError(f"the feature {feature!r} has {len(values):,} values of bytes that are no text") from None
+    return json.dumps(plain, ensure_ascii=False).encode("utf-8")
+
+
+def _named(feature: str, kind: str, values: list[Any]) -> Iterator[tuple[str, bytes]]:
+    """Yield the fields of a feature, with suffixes by its values."""
+    name = re.sub(r"[^\w.-]", "_", feature.lower().replace("/", ".")).strip(".") or "feature"
+    if kind == "bytes" and not (len(values) > 1 and all(map(_is_text, values))):
+        for number, value in enumerate(values):
+            part = f"{name}.{number}" if len(values) > 1 else name
+            yield f"{part}.{_suffix(value)}", value
+    else:
+        single = kind == "int64" and len(values) == 1
+        yield f"{name}.{'cls' if single else 'json'}", _data(feature, kind, values)
+
+
+def _suffix(value: bytes) -> str:
+    for magic, at, suffix in _MAGIC:
+        if value.startswith(magic, at) and (not at or value.startswith(b"RIFF")):
+            return suffix
+    return "txt" if _is_text(value) else "bin"
+
+
+def _is_text(value: bytes) -> bool:
+    try:
+        value.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return b"\0" not in value
+
+
+def features_of(sample: Mapping[str, Any], fields: Iterable[str], typed: bool) -> dict[str, Values]:
+    """Return the sample as features: its key, and the bytes of ``fields`` (all of them if there are none); with
+    ``typed`` those that hold a class or an index as an integer. ValueError for a field that is missing or no integer.
+    """
+    features: dict[str, Values] = {KEY: ("bytes", [sample[KEY].encode("utf-8")])}
+    for name in fields or [name for name in sample if not name.startswith("__")]:
+        if name not in sample:
+            raise ValueError(f"there is no field {name!r}; there are {[one for one in sample if one[:2] != '__']}")
+        data = bytes(sample[name])
+        is_number = typed and name.rpartition(".")[2] in _NUMBERS
+        features[name] = ("int64", [_integer(name, data)]) if is_number else ("bytes", [data])
+    return features
+
+
+def _integer(name: str, data: bytes) -> int:
+    if not re.fullmatch(rb"\s*[+-]?[0-9]{1,19}\s*", data) or not -(1 << 63) <= (value := int(data)) < 1 << 63:
+        raise ValueError(f"the field {name!r} holds {data[:40]!r}, no integer of 64 bits: leave --typed away")
+    return value
