@@ -32,6 +32,7 @@ PROMISED = {
     "huggingface": "datasets wds_async.integrations.huggingface",
     "arrow": "pyarrow wds_async.tools.arrow",
     "nodes": "torchdata.nodes wds_async.nodes",
+    "otel": "opentelemetry.metrics wds_async.integrations.telemetry",
     "ray": "ray.data wds_async.distributed.raydata",
     "dask": "distributed",
 }

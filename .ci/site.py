@@ -26,7 +26,7 @@ GROUPS = {
     "writing": ("Writing", ("writer",)),
     "states": ("States", ("checkpoint.merge", "checkpoint.ranks", "checkpoint.replay", "checkpoint.seen")),
     "errors": ("Errors and handlers", ("errors", "handlers")),
-    "interop": ("Other frameworks", ("integrations.dali", "nodes")),
+    "interop": ("Other frameworks", ("integrations.dali", "integrations.huggingface", "tools.arrow")),
     "records": ("Records and older readers", ("reading.records", "tariterators")),
 }
 """Page: its title, and the modules whose public names it has. A module that is in none has a test that says so."""

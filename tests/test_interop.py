@@ -142,3 +142,38 @@ def test_hugging_face_reads_ours_and_we_read_theirs(urls: list[str], tmp_path: P
     assert [int(one["cls"]) for one in back] == list(range(SAMPLES))
     assert [one["__key__"] for one in back[:2]] == ["000000000", "000000001"]
     assert all((one["image.png"] == n).all() for n, one in enumerate(back))
+
+
+def test_telemetry_counts_requests_and_spans_shards(urls: list[str], tmp_path: Path) -> None:
+    need_package("opentelemetry.sdk")
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    from wds_async.integrations.telemetry import observe, shard_spans
+
+    reader, exporter, tracing = InMemoryMetricReader(), InMemorySpanExporter(), TracerProvider()
+    tracing.add_span_processor(SimpleSpanProcessor(exporter))
+    dataset = wds.WebDataset(urls, shardshuffle=False).compose(shard_spans(tracing))
+    observe(dataset, "train", meter_provider=MeterProvider([reader]))
+    assert len(list(dataset)) == SAMPLES
+    (scope,) = reader.get_metrics_data().resource_metrics[0].scope_metrics
+    values = {metric.name: metric.data.data_points[0] for metric in scope.metrics}
+    assert values["wds_async.samples"].value == SAMPLES
+    assert values["wds_async.shards"].value == len(urls)
+    assert values["wds_async.bytes"].value == sum(Path(url).stat().st_size for url in urls)
+    assert dict(values["wds_async.requests"].attributes) == {"dataset": "train"}
+    spans = exporter.get_finished_spans()
+    assert [span.attributes["url.full"] for span in spans] == urls
+    assert [span.attributes["wds_async.samples"] for span in spans] == [10, 10, 10, 10, 10, 3]
+
+    data = Path(urls[0]).read_bytes()
+    (tmp_path / "cut.tar").write_bytes(data[:5700])
+    exporter.clear()
+    with pytest.raises(wds.errors.TruncatedShard):
+        list(wds.WebDataset(str(tmp_path / "cut.tar"), shardshuffle=False).compose(shard_spans(tracing)))
+    (span,) = exporter.get_finished_spans()
+    assert span.status.is_ok is False
+    assert span.events[0].name == "exception"
