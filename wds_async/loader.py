@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import itertools
@@ -631,7 +632,8 @@ def _left_soon(batches: Iterator[Any], workers: Sequence[Any]) -> Iterator[Any]:
     finally:
         if not ended and not sys.is_finalizing():  # then no thread starts any more, and the workers are terminated
             # While torch joins one after the other.
-            threading.Thread(target=_end, args=(list(workers),), name="leave-workers", daemon=True).start()
+            with contextlib.suppress(RuntimeError):  # since Python 3.12, no thread starts in functions of atexit
+                threading.Thread(target=_end, args=(list(workers),), name="leave-workers", daemon=True).start()
 
 
 def _end(workers: Sequence[Any]) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import copy
 import functools
 import itertools
 import operator
 import sys
 import warnings
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from typing import TYPE_CHECKING, Any, Self
 
@@ -37,6 +40,16 @@ __all__ = ["Composite", "DataPipeline", "Inheriting", "PipelineStage", "epochs_o
 
 STATE_VERSION = 1
 """Version of the states of pipelines; a state of another one is refused."""
+
+_open: weakref.WeakSet[Iterator[Any]] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close what is being iterated. Where other packages refer to it, it would be closed after its modules are gone."""
+    for items in list(_open):
+        with contextlib.suppress(ValueError):  # a thread of the program is in it
+            items.close()  # type: ignore[attr-defined]
 
 
 class Inheriting:
@@ -223,7 +236,8 @@ class DataPipeline(world.TorchDataset, Composite, Inheriting):
         items = self._run_once(iteration) if self.repetitions == 1 else self._run_often(iteration)
         if self.repetitions != 1 and (length := self._epoch_length()) > 0:
             items = iteration.counted(itertools.islice(items, max(0, length - iteration.given)))
-        return self._ending(iteration, items)
+        _open.add(ending := self._ending(iteration, items))
+        return ending
 
     def _go_on(self, states: WorkerStates) -> Iterator[Any]:
         """Return the items of this DataLoader worker behind its state; first something in place of a batch, where the

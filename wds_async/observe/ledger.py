@@ -486,7 +486,7 @@ class EpochLog:
         return self.counters.get("samples"), self.counters.get("bytes"), self.counters.get("shards")
 
     def __del__(self) -> None:
-        if sys.is_finalizing() or not self.own or getattr(self, "_first", None) is None:
+        if getattr(self, "_first", None) is None or not self.own or sys.is_finalizing():
             return
         lost = self._log.counts - self._counts_before
         share = lost.share(*map(operator.sub, self._has_read(), self._read_before))
