@@ -1,7 +1,7 @@
 """Make the files that are made: ``python deploy/render.py``; with ``--check`` only say which are behind.
 
-A PrometheusRule is a rule file in a frame, and cloud-init's configuration carries the systemd unit and what belongs to
-it. Both are made here, so that each thing is written once. The token that clients show to the service is drawn where
+A PrometheusRule is a rule file in a frame, the Helm chart needs the same rules in its own folder, and cloud-init's
+configuration carries the systemd unit and what belongs to it. All are made here, so that each thing is written once. The token that clients show to the service is drawn where
 there is none yet; the files that hold it are not in git.
 """
 
@@ -57,8 +57,17 @@ def prometheus_rule() -> str:
         "apiVersion: monitoring.coreos.com/v1\nkind: PrometheusRule\nmetadata:\n  name: wds-async\n"
         "  labels:\n    app.kubernetes.io/name: wds-async\nspec:\n"
     )
+    return MADE.format(sources="rules.yaml") + head + indent(_groups(), "  ")
+
+
+def chart_rules() -> str:
+    """The same rules for the Helm chart, which reads no file outside its own folder."""
+    return MADE.format(sources="monitoring/rules.yaml") + _groups()
+
+
+def _groups() -> str:
     rules = (DEPLOY / "monitoring" / "rules.yaml").read_text(encoding="utf-8")
-    return MADE.format(sources="rules.yaml") + head + indent(rules[rules.index("groups:") :], "  ")
+    return rules[rules.index("groups:") :]
 
 
 def cloud_init(cloud: str) -> str:
@@ -82,6 +91,7 @@ def rendered() -> dict[Path, str]:
     """Every file that is made, with its text."""
     return {
         DEPLOY / "monitoring" / "prometheusrule.yaml": prometheus_rule(),
+        DEPLOY / "helm" / "wds-async" / "files" / "rules.yaml": chart_rules(),
         DEPLOY / "vm" / "cloud-init-gcp.yaml": cloud_init("gcp"),
         DEPLOY / "vm" / "cloud-init-aws.yaml": cloud_init("aws"),
     }

@@ -16,7 +16,7 @@ import yaml
 
 import wds_async
 from tests.deploy.schemas import CUSTOM
-from tests.deploy.tools import DEPLOY, kustomized, run, tool
+from tests.deploy.tools import DEPLOY, kustomized, run, with_component
 from wds_async import environment
 from wds_async.environment import parse_bytes
 from wds_async.service.config import ServiceConfig, load_config
@@ -288,21 +288,6 @@ def test_tokens_are_drawn_anew_for_each_checkout_and_kept(tmp_path: Path) -> Non
         run(sys.executable, copy / "render.py")
         assert (copy / "base" / "tokens").read_text() == drawn[-1]
     assert drawn[0] != drawn[1]
-
-
-def with_component(component: str, tmp_path: Path) -> tuple[str, str]:
-    """The manifests of an overlay with a component, and without it."""
-    copy = tmp_path / "deploy"
-    shutil.copytree(DEPLOY, copy)
-    run(sys.executable, copy / "render.py")
-    overlay = copy / "overlays" / "mine"
-    overlay.mkdir()
-    (overlay / "kustomization.yaml").write_text(
-        f"resources: [../bare-metal]\ncomponents: [../../components/{component}]\n", encoding="utf-8"
-    )
-    return run(tool("kubectl"), "kustomize", overlay), run(
-        tool("kubectl"), "kustomize", copy / "overlays" / "bare-metal"
-    )
 
 
 @pytest.mark.parametrize(

