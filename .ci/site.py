@@ -28,8 +28,36 @@ GROUPS = {
     "errors": ("Errors and handlers", ("errors", "handlers")),
     "interop": ("Other frameworks", ("integrations.dali", "integrations.huggingface", "tools.arrow")),
     "records": ("Records and older readers", ("reading.records", "tariterators")),
+    "jobs": ("Jobs", ()),
 }
-"""Page: its title, and the modules whose public names it has. A module that is in none has a test that says so."""
+"""Page: its title, and the modules whose public names at the top of the package it has."""
+OWN = {
+    "interop": (
+        "nodes.ShardReader",
+        "integrations.transformers.LoaderCallback",
+        "integrations.telemetry.observe",
+        "integrations.telemetry.shard_spans",
+    ),
+    "jobs": (
+        "distributed.mapping.map_shards",
+        "distributed.resharding.reshard",
+        "distributed.indexing.index",
+        "distributed.jobs.Job",
+        "distributed.progress.JobProgress",
+        "distributed.progress.JobStatus",
+        "distributed.progress.JobSummary",
+        "distributed.reopening.reopened",
+        "distributed.engines.ray.RayEngine",
+        "distributed.engines.dask.DaskEngine",
+        "distributed.feed.feed.Feed",
+        "distributed.feed.loader.FeedLoader",
+        "distributed.raydata.read",
+        "distributed.raydata.write",
+        "tools.create.create_shards",
+        "tools.convert.convert_shards",
+    ),
+}
+"""Names of a page that are not at the top of the package."""
 
 
 def homes() -> dict[str, list[str]]:
@@ -47,6 +75,8 @@ def on_files(files: Any, config: Any) -> Any:
         text = (ROOT / source).read_text(encoding="utf-8").replace("](docs/", "](")
         files.append(File.generated(config, name, content=outside(text, "")))
     known = homes()
+    if absent := set(known).difference(*(modules for _, modules in GROUPS.values())):
+        raise AssertionError(f"GROUPS has no page for the public names of {', '.join(sorted(absent))}")
     index = ["# API reference", ""]
     for page, (title, modules) in GROUPS.items():
         blocks = [f"# {title}", ""]
@@ -60,6 +90,10 @@ def on_files(files: Any, config: Any) -> Any:
                     continue  # as a method above
                 names.append(name)
                 blocks += [f"::: wds_async.{home(module, name)}.{name}", ""]
+        for path in OWN.get(page, ()):
+            package, _, name = path.rpartition(".")
+            names.append(name)
+            blocks += [f"::: wds_async.{home(package, name)}.{name}", ""]
         if names:
             index.append(f"* [{title}](api/{page}.md): {', '.join(f'`{name}`' for name in names)}")
             files.append(File.generated(config, f"api/{page}.md", content="\n".join(blocks)))

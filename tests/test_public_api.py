@@ -66,6 +66,24 @@ def test_names_are_what_they_seem() -> None:
     assert wds.__webdataset_version__ == importlib.metadata.version("webdataset")
 
 
+def test_what_is_deprecated_has_a_version_and_is_gone_by_then() -> None:
+    """WebDataset's older names stay, and have one function that warns."""
+    package = Path(wds.__file__).parent
+    calls = [
+        (path, ast.unparse(node))
+        for path in package.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and "DeprecationWarning" in map(ast.unparse, node.args)
+    ]
+    warned = [(path, call) for path, call in calls if path != package / "legacy" / "names.py"]
+    now = tuple(map(int, wds.__version__.split(".")))
+    assert len(warned) >= 3
+    for path, call in warned:
+        ends = re.search(r"removed in (\d+)\.(\d+)", call)
+        assert ends, f"{path}: {call} does not name the version in which the name ends"
+        assert now < (int(ends[1]), int(ends[2])), f"{path}: {call}: remove it now"
+
+
 def test_an_unknown_name() -> None:
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         wds.nonsense  # noqa: B018

@@ -291,7 +291,11 @@ class Decoder:
             return self.decode(sample)
         if not hasattr(sample, "__iter__"):
             raise TypeError(f"a Decoder takes a sample (dict) or a dataset, not {sample!r:.80}")
-        warnings.warn("Decoder(...)(dataset) is deprecated; use dataset.decode(...)", DeprecationWarning, stacklevel=2)
+        warnings.warn(
+            "Decoder(...)(dataset) is deprecated and removed in 1.0; use dataset.decode(...)",
+            DeprecationWarning,
+            stacklevel=2,
+        )
         stage = functools.partial(map, self.decode)
         return sample.compose(stage) if isinstance(sample, DataPipeline) else DataPipeline([sample], stage)
 

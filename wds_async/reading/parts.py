@@ -137,7 +137,7 @@ def tar_file_iterator(
     extra: Item = {}
     if isinstance(select_files, dict):
         warnings.warn(
-            "tar_file_iterator's `info` is deprecated; add to the items what they need yourself",
+            "tar_file_iterator's `info` is deprecated and removed in 1.0; add to the items what they need yourself",
             DeprecationWarning,
             stacklevel=2,
         )
