@@ -89,7 +89,7 @@ def check_tar_format(fname: str | os.PathLike[str]) -> bool:
 def pipe_cleaner(spec: str) -> str:
     """Return the URL that a ``pipe:`` command seems to read, or ``spec`` itself. Deprecated: the cache does it."""
     warnings.warn(
-        "pipe_cleaner is deprecated and removed in 1.0; the cache names pipe: commands by itself (leave url_to_name out)",
+        "pipe_cleaner is deprecated and removed in 1.0; the cache names commands by itself: leave url_to_name out",
         DeprecationWarning,
         stacklevel=2,
     )

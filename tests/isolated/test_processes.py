@@ -65,6 +65,14 @@ def test_workers(start: Start, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("wds-async-*/*"))
 
 
+@linux
+def test_with_a_fork_server_by_default(start: Start, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    process = start("forkserver.py", str(tmp_path))
+    assert (*end(process), process.returncode) == ("", "", 0)
+    assert not left_in_the_end(process.pid)
+
+
 @posix
 def test_a_worker_that_counts_while_its_program_exits(start: Start, tmp_path: Path) -> None:
     process = start("counts_late.py", str(tmp_path))
