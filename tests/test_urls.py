@@ -172,6 +172,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def test_a_glob_passes_over_the_records_of_jobs(folder: Path) -> None:
+    (folder / "out" / "_wds").mkdir(parents=True)
+    (folder / "out" / "a.tfrecord").touch()
+    assert expand_urls(f"{folder}/out/*") == [f"{folder}/out/a.tfrecord"]
+
+
 def test_globs_are_sorted(folder: Path) -> None:
     assert expand_urls("*.tar") == ["a.tar", "b.tar"]
     assert expand_urls(f"{folder}/[ab].tar") == [f"{folder}/a.tar", f"{folder}/b.tar"]

@@ -214,6 +214,7 @@ def _local(url: str) -> Iterable[str]:
     # would be a thousand round trips.
     if _MAGIC.search(path) and not os.path.lexists(path):
         names, what = sorted(glob.glob(path, recursive=True)), "no file matches this pattern"
+        names = [name for name in names if os.path.basename(name) != "_wds"]  # records of jobs
     elif not path.lower().endswith(SHARD_SUFFIXES) and os.path.isdir(path):
         names = sorted(name for name in os.listdir(path) if name.lower().endswith(SHARD_SUFFIXES))
         names = [os.path.join(path, name) for name in names]
