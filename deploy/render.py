@@ -1,8 +1,8 @@
 """Make the files that are made: ``python deploy/render.py``; with ``--check`` only say which are behind.
 
 A PrometheusRule is a rule file in a frame, the Helm chart needs the same rules in its own folder, and cloud-init's
-configuration carries the systemd unit and what belongs to it. All are made here, so that each thing is written once. The token that clients show to the service is drawn where
-there is none yet; the files that hold it are not in git.
+configuration carries the systemd unit and what belongs to it. All are made here, so that each thing is written once.
+The token that clients show to the service is drawn where there is none yet; the files that hold it are not in git.
 """
 
 import secrets
