@@ -196,7 +196,7 @@ class TransferConfig:
     connections: int = 64
     """Most HTTP connections of the process."""
     processes: int = 1
-    """That read on this host at the same time, and share its pace among them."""
+    """Number of processes that read on this host at the same time, and share its rate."""
     open_streams: int = 4
     """Pipes and streamed answers that are open ahead of the reader, each a process or a connection."""
     direct: bool = True
@@ -210,7 +210,7 @@ class TransferConfig:
     """Bytes that may come twice, of all that are read, because a part was much slower than its peers and was
     hedged. 0: none."""
     hedge_start_bytes: int = HEDGE_START_BYTES
-    """How many each origin may bring twice beside that, to begin with."""
+    """Bytes that each origin may bring twice beside that, to begin with."""
     verify: str = "auto"
     """Whose checksums are compared: "auto" (CRC-32C where an answer brings it), "always" (all that the store has,
     by a request if need be; a shard's samples come once it was found good) or "never"."""

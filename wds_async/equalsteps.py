@@ -119,7 +119,7 @@ class StepCount:
         self.again = False
         """The share of the data was over, and was begun again."""
         self.last: Any = None
-        """What "pad" gives again."""
+        """Item that "pad" gives again."""
 
     def begin(self, share: int) -> None:
         """Count up to ``share`` items."""

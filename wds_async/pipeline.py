@@ -644,7 +644,7 @@ class _Iteration:
         self.history = History(epochs, history, begun)
         self.run: Run | None = None
         self.steps: Any = None
-        """What is to be saved of equal steps, which have a say in how much of the run was given (`equalsteps`)."""
+        """State of equal steps, which have a say in how much of the run was given (`equalsteps`)."""
         self.loaded: Mapping[str, Any] | None = None
         """The state that it goes on from."""
         self.saved_run: Mapping[str, Any] | None = None

@@ -89,11 +89,11 @@ class LMDBState(StageState):
         """Numbers of samples that are to be given, by the database's folder within the cache's."""
         self.source_follows = True
         self.stores = True
-        """What the source gives is written to the database, which it fills."""
+        """True while it fills the database from the source."""
         self.stream: bytes | None = None
         """Identity of the stream that is being written."""
         self.count = 0
-        """How many samples of it have passed."""
+        """Number of its samples that have passed."""
         self.writer: _StreamWriter | None = None
 
     @classmethod

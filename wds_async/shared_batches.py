@@ -223,7 +223,7 @@ class BatchMemory:
         self._owner = os.getpid()
         self._most = _SLOTS
         self._slot: _Slot | None = None
-        """That of the batch that is being made."""
+        """Slot of the batch that is being made."""
         self._lease: Any = None
         self._used = _ALIGNMENT
         self._asked = 0

@@ -49,7 +49,7 @@ class History:
         self.first: Mapping[str, Any] | None = None
         """State at the start of the iteration, once its first pass is over."""
         self._read: Counter[Stretch] = Counter()
-        """What earlier passes have read."""
+        """Stretches that earlier passes have read."""
         self._tells = True
         """True if that is known."""
         self._lost = 0

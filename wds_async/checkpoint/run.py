@@ -43,7 +43,7 @@ class Declared:
     stage: Any
     name: str
     state: bool | type[StageState]
-    """What it holds between two items: a class, True for nothing; False is unknown."""
+    """Kind of what it holds between two items: a class, True for nothing; False is unknown."""
     same_items: bool
     pure: bool
     """It gives the same item whenever it is run over the same sample."""

@@ -34,7 +34,7 @@ class SeenSample(NamedTuple):
     key: str | None
     """``__key__`` of the sample; None of a range."""
     times: int
-    """How often it came: more than once of shards that are drawn again, or in a job that repeats its data."""
+    """Number of times that it came: several of shards that are drawn again, or in a job that repeats its data."""
 
 
 def seen(state: Any, pipeline: Any = None, *, ranges: bool = False) -> Iterator[SeenSample]:

@@ -41,7 +41,7 @@ class _View(NamedTuple):
 
 @dataclass(frozen=True)
 class Crop:
-    """How images become ``height`` x ``width`` pixels: ``where`` is "random" or "center" (see `decode`)."""
+    """Cut of images to ``height`` x ``width`` pixels: ``where`` is "random" or "center" (see `decode`)."""
 
     height: int
     width: int

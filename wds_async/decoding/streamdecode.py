@@ -33,7 +33,7 @@ def _unpickled(stream: IO[bytes]) -> Any:
 
 
 default_decoders: list[tuple[str, StreamDecoder]] = [("*.bin", _bytes), ("*.txt", _text), ("*.pyd", _unpickled)]
-"""What `xdecode` knows by itself: bytes, text in UTF-8, and pickles under the rules of `autodecode.unpickle_loads`."""
+"""Decoders of `xdecode`: bytes, text in UTF-8, and pickles under the rules of `autodecode.unpickle_loads`."""
 
 
 def _xdecode(

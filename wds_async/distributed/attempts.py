@@ -30,7 +30,7 @@ _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 _traffic: contextvars.ContextVar[Traffic | None] = contextvars.ContextVar("traffic", default=None)
-"""What the attempt that runs in this context has read."""
+"""Traffic of the attempt that runs in this context."""
 
 
 def add_traffic(traffic: Traffic | None) -> None:

@@ -55,7 +55,7 @@ def job_url(out: str, job: str) -> str:
 
 @dataclass
 class FolderContents:
-    """What one listing of a job's folder shows."""
+    """Contents of a job's folder, from one listing."""
 
     begun: bool = False
     """True if ``job.json`` is there."""

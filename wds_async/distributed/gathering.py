@@ -52,7 +52,7 @@ SAMPLE_SHARE = 0.9
 _POINTS = 1 << 20
 _POINTS_A_BUCKET = 64
 _INDEX_BYTES = 32 << 20
-"""How much of the indexes is held at a time."""
+"""Bytes of the indexes that are held at a time."""
 
 
 _RANGE = re.compile(r"\{(\d+)\.\.(\d*)\}")
@@ -78,7 +78,7 @@ class ShardNames:
 
     @property
     def count(self) -> int | None:
-        """How many numbers the template names; None for as many as there will be."""
+        """Number of names of the template; None for as many as there will be."""
         match = _RANGE.search(self.template)
         if match is None:
             return None if "{shard" in self.template else 1
@@ -98,7 +98,7 @@ class ShardNames:
 
 @dataclass(frozen=True)
 class OutputRule:
-    """What a shard holds: ``shards`` of as many samples each, give or take one, or ``maxcount`` samples each, or about
+    """Size of shards: ``shards`` of as many samples each, give or take one, or ``maxcount`` samples each, or about
     ``maxsize`` bytes each. One of the three."""
 
     shards: int | None = None
@@ -140,7 +140,7 @@ class _Segment:
 
 @dataclass(frozen=True)
 class _GatherPlan:
-    """Where everything stands. ``places[b]`` is where bucket ``b`` begins in the sequence, the last one the end."""
+    """Places of all samples. ``places[b]`` is where bucket ``b`` begins in the sequence, the last one the end."""
 
     spills: list[str]
     runs: list[tuple[int, SpillRun]]
@@ -449,7 +449,7 @@ class _Gathering:
 
     @property
     def renamed(self) -> int:
-        """How many samples got another key."""
+        """Number of samples that got another key."""
         return self._writer.renamed
 
     def run(self) -> None:
@@ -574,7 +574,7 @@ class _ShardsInOrder:
 
     @property
     def renamed(self) -> int:
-        """How many samples got another key."""
+        """Number of samples that got another key."""
         return self._names.renamed
 
     def write(self, raw: bytes | memoryview, tag: int, place: int) -> None:

@@ -62,7 +62,7 @@ class MapWork:
     index: bool = False
     """True if DALI's index is written beside each shard."""
     encoder: bool | str = True
-    """How values become bytes, see `TarWriter`: True, False, or the name of a function."""
+    """Encoder of values, see `TarWriter`: True, False, or the name of a function."""
     handler: str = "wds_async.handlers:reraise_exception"
     """Called with the error of a shard or sample, see `handlers`. What it lets pass stands in the task's record."""
     on_corrupt: str = "raise"

@@ -78,7 +78,7 @@ def _number(value: float) -> bytes:
 
 @dataclass(frozen=True)
 class Ordering:
-    """What the samples are sorted by: ``shuffle`` is a seed; ``sort`` is ``__key__`` or a function; without both they
+    """Order of the samples: ``shuffle`` is a seed; ``sort`` is ``__key__`` or a function; without both they
     stay in the order of the inputs. ``split`` is a function that names the split of a sample. With ``join`` the samples
     of one key stand together."""
 

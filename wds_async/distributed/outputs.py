@@ -140,7 +140,7 @@ class Shards:
     index: bool = False
     options: StorageOptions = field(default_factory=StorageOptions)
     name: str = ""
-    """What stands for ``{name}``: see `shard_name`."""
+    """Text for ``{name}``: see `shard_name`."""
     outputs: list[Output] = field(default_factory=list)
     samples: int = 0
 

@@ -15,7 +15,7 @@ __all__ = ["JobProgress", "JobStatus", "JobSummary", "Tally"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSummary:
-    """What one runner of a job did. All counts but ``tasks``, ``before`` and ``done`` are of this run alone."""
+    """Summary of one runner of a job. All counts but ``tasks``, ``before`` and ``done`` are of this run alone."""
 
     job: str
     """URL of the job's folder."""
@@ -46,7 +46,7 @@ class JobSummary:
     requests: int = 0
     seconds: float = 0.0
     dollars: Range = FREE
-    """What reading cost, in US dollars, from low to high."""
+    """Cost of reading in US dollars, from low to high."""
 
     @property
     def failed(self) -> int:
@@ -69,7 +69,7 @@ class JobSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobProgress(JobSummary):
-    """What a job has done so far in this run."""
+    """Progress of a job in this run."""
 
     pending: int = 0
     """Tasks of this runner that are neither finished nor failed."""
@@ -81,7 +81,7 @@ class JobProgress(JobSummary):
 
 @dataclass(frozen=True, slots=True)
 class JobStatus:
-    """What a job's folder says."""
+    """Status of a job, from its folder."""
 
     job: str
     tasks: int

@@ -96,7 +96,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class AttemptResult:
-    """What came of one attempt at a task. Either ``record`` or ``error`` is there."""
+    """Result of one attempt at a task. Either ``record`` or ``error`` is there."""
 
     task: int
     record: Record | None = None
@@ -110,7 +110,7 @@ class AttemptResult:
     """False where another runner had committed the same task before."""
     seconds: float = 0.0
     traffic: Mapping[str, Any] = field(default_factory=dict)
-    """What was read, by origin: `Traffic.as_dict`."""
+    """Traffic by origin: `Traffic.as_dict`."""
     place: str = ""
     """Host and process, for people."""
 

@@ -566,7 +566,7 @@ class CachedState(StageState):
         self.items: list[Any] = []
         """Those of earlier iterations, or of this one."""
         self.given = 0
-        """How many of the items that were there when it began have been given."""
+        """Number of items given, of those that were there when it began."""
         self.filled = False
         """The items are all there are."""
         self.whole = True

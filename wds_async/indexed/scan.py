@@ -32,7 +32,7 @@ from wds_async.transfer.traffic import Traffic
 __all__ = ["ScannedShard", "scan_shards", "up_to_date"]
 
 _PIECE_BYTES = 16 << 10
-"""How much is requested for a header: those of small members beside it come with it."""
+"""Bytes that are requested for a header: those of small members beside it come with it."""
 _AT_ONCE = 64
 _ROUND_TRIP_BYTES = 128 << 20
 """50 ms of 20 Gbit/s."""

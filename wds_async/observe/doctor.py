@@ -108,7 +108,7 @@ class _ReadingThread(threading.Thread):
         """Set when an item has come, or none will."""
         self.ended = threading.Event()
         self.until = self.waited_s = 0.0
-        """When the last items came, and how long they were waited for until then."""
+        """Times of the last items, and the seconds waited for them until then."""
         self._pipeline = pipeline
         self._stopped = False
         self._error: Exception | None = None

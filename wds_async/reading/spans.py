@@ -15,9 +15,9 @@ from wds_async.transfer.reader import ShardReader, ShardStream
 __all__ = ["SpanBytes", "entry_at", "entry_of", "span_in"]
 
 BEHIND_BYTES = 1 << 20
-"""How much behind a span is requested with it: the sample that is cut ends within, nearly always."""
+"""Bytes behind a span that are requested with it: the sample that is cut ends within, nearly always."""
 _LARGEST_BYTES = 64 << 20
-"""How much is requested at once if it does not."""
+"""Bytes that are requested at once if it does not."""
 
 
 def entry_of(shard: Mapping[str, Any], span: CutSpan) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from wds_async.urls import rewrite, rules_from_env, scheme
 __all__ = ["ServiceConfig", "cache_limit", "check_quotas", "kept_free", "load_config", "reloaded"]
 
 _SCHEMES = frozenset({"", "file", *BY_SCHEME})
-"""What allow and buckets may begin with, besides the protocols of fsspec."""
+"""Schemes of allow and buckets, besides the protocols of fsspec."""
 _EXAMPLES = "write gs://bucket/, https://host/path/ or /folder/"
 _CHOICES = {
     "log": ("human", "json"),
@@ -58,26 +58,26 @@ class ServiceConfig:
     socket: str = ""
     """Path of a Unix socket to listen at too; our own loader, on the same host, is handed cached files through it."""
     folder: str = ""
-    """Where the cache lies. "": no disk is used, and everything is passed through."""
+    """Folder of the cache. "": no disk is used, and everything is passed through."""
     hand_from: str = ""
     """The same folder by a read-only mount: files for clients on the Unix socket are opened there, so that root cannot
     open them again for writing. "": they are opened in ``folder``."""
     cache_size: str = "80%"
     """Bytes (``"500G"``), or a share of the file system that the folder is on."""
     keep_free: str = "2%"
-    """What the folder's file system keeps free, whatever uses it: bytes, or a share of it. Below that nothing is
+    """Space that the folder's file system keeps free, whatever uses it: bytes, or a share of it. Below that nothing is
     written to the cache, and what was not used for longest goes. 0: as much as ``cache_size`` allows."""
     freshness_s: float = 300.0
-    """How long an object's version is taken for granted before its store is asked again. 0: by each reader."""
+    """Time for which an object's version is used before its store is requested again. 0: by each reader."""
     stale_while_revalidate_s: float = 3600.0
-    """How long after ``freshness_s`` a whole copy is served at once, while its store is asked behind it (RFC 5861). An
+    """Time after ``freshness_s`` in which a whole copy is served at once, and checked behind that (RFC 5861). An
     object that was replaced within this time may be served once more as it was. 0: the request waits for the store."""
     stale_if_error_s: float = math.inf
-    """How long after ``freshness_s`` a whole copy is served where its store does not answer. 0: never."""
+    """Time after ``freshness_s`` in which a whole copy is served if its store does not answer. 0: never."""
     revalidate_timeout_s: float = 2.0
-    """How long a store may take to say whether a whole copy is still what it has; it is asked once."""
+    """Time limit of the one request for whether a whole copy is still what the store has."""
     scrub_bytes_per_s: float = 8 * MIB
-    """How fast what lies on the disk is compared with its checksums in the background, once a day at most. 0: never."""
+    """Rate of comparing the disk with its checksums in the background, once a day at most. 0: never."""
     allow: tuple[str, ...] = ()
     """Prefixes of the URLs that may be read, after rewriting: ``gs://bucket/``, ``https://host/data/``. Empty:
     the clouds' stores and ``buckets``, from loopback only, and without ``/url``."""
@@ -117,15 +117,15 @@ class ServiceConfig:
     ahead_bytes: int = 1024 * MIB
     """Most bytes that are fetched by plans before a client requests them, per client."""
     plan_lifetime_s: float = 60.0
-    """How long the plan of a client lives that is heard of no more."""
+    """Lifetime of a plan after the last sign of its client."""
     send_timeout_s: float = 60.0
-    """How long a client may take no byte before it is let go."""
+    """Time for which a client may take no byte before its connection is closed."""
     header_timeout_s: float = 20.0
-    """How long a client may take for the head of a request, and for the TLS handshake."""
+    """Time limit of a client for the head of a request, and for the TLS handshake."""
     grace_s: float = 30.0
-    """How long transfers may go on after SIGTERM."""
+    """Time for which transfers may go on after SIGTERM."""
     drain_s: float = 0.0
-    """How long it goes on listening after SIGTERM, not ready, so that balancers see it."""
+    """Time for which it goes on listening after SIGTERM, not ready, so that balancers see it."""
     quotas: tuple[tuple[str, float], ...] = ()
     """Tenants (as bearer tokens name them), and the share of the cache, from 0 to 1, that each may hold."""
     log: str = "human"
@@ -136,7 +136,7 @@ class ServiceConfig:
     prices: str = ""
     """YAML file of prices that replaces the built-in table."""
     region: str = ""
-    """Where this service runs, as its provider calls it (``us-east-1``): traffic within a region is priced so."""
+    """Region of this service, as its provider calls it (``us-east-1``): traffic within a region is priced so."""
     cost_limit: float | None = None
     """US dollars at which nothing more is fetched from origins; what is cached is served on. What was spent is kept in
     the folder, so that it counts after a restart too."""
@@ -155,7 +155,7 @@ class ServiceConfig:
     peer_ca: str = ""
     """PEM file of the authority of the others' certificates. "": the system's."""
     peer_timeout_s: float = 1.0
-    """How long a member may give no sign before it is passed by."""
+    """Time without a sign after which a member is passed by."""
     peer_bytes_per_s: float | None = None
     """Most bytes a second to the other members together."""
 

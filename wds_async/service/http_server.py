@@ -222,7 +222,7 @@ class ClientConnections:
         self.answer, self.malformed, self.meters = answer, malformed, meters
         self.limit, self.header_s, self.send_s, self.tls = clients, header_s, send_s, tls
         self.scratch = memoryview(bytearray(HEAD_LIMIT_BYTES))
-        """What all connections receive into: an idle one costs no buffer."""
+        """Buffer that all connections receive into: an idle one costs no buffer."""
         self.draining = False
         self.body_limit_bytes, self._of_address = body_limit_bytes, of_address
         self._open: dict[ClientConnection, None] = {}

@@ -62,7 +62,7 @@ class TenantMeters:
         self.errors: deque[OriginFailure] = deque(maxlen=_ERRORS)
         """The last failures, oldest first."""
         self.slow_from_s = _QUICK_S
-        """What takes longer may be among the slowest."""
+        """Time above which a shard may be among the slowest."""
         self._slow: dict[str, SlowRequest] = {}
         self._clock = clock
 
@@ -96,7 +96,7 @@ class Meters:
         self.clients = 0
         """Connections of clients that are open; who accepts them counts."""
         self.failures = 0
-        """What origins did not give, so far."""
+        """Number of failures of origins so far."""
         self.began = clock()
         self._clock = clock
         self._answers: dict[tuple[str, int], _Answers] = {}

@@ -26,11 +26,11 @@ _PROVIDERS = {
     "ais": "ais", "aws": "aws", "s3": "aws", "gcp": "gcp", "gs": "gcp", "gcs": "gcp", "azure": "azure", "az": "azure",
     "oci": "oci", "oc": "oci", "ht": "ht", "http": "ht", "https": "ht",
 }  # fmt: skip
-"""What clients write for a provider, and AIStore's name of it."""
+"""Names of providers as clients write them, and AIStore's."""
 PARAMETERS = ("archpath", "archregx", "archmode", "archmime", "etl_name", "etl_args", "etl_pipeline", "latest-ver")
 """AIStore's parameters of an object."""
 SCHEMES = {provider: name for name, provider in PROVIDERS.items()}
-"""How the URLs of a provider begin."""
+"""Beginnings of the URLs of providers."""
 _SHORT = {"gs": "gcp", "az": "azure", "ais": "ais"}
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")

@@ -48,8 +48,8 @@ _SHARE_OF_CACHE = 8  # what is fetched ahead takes at most this fraction of the 
 
 @dataclass(frozen=True, slots=True)
 class OrderRule:
-    """How the order of an epoch follows from the list: ``listed`` as it is, ``epoch`` by a permutation of all, or
-    ``buffer`` through a buffer of ``size`` items that is left when it holds ``initial``."""
+    """Rule by which the order of an epoch follows from the list: ``listed`` as it is, ``epoch`` by a permutation of
+    all, or ``buffer`` through a buffer of ``size`` items that is left when it holds ``initial``."""
 
     kind: str
     seed: int = 0
@@ -82,11 +82,11 @@ class EpochOrder:
         self.urls, self.rule = urls, rule
         self._items = {key: item for item, key in enumerate(keys)}
         self.ranks: dict[int, dict[int, tuple[int, str]]] = {}
-        """What each rank that reads it announced last, by the number of all ranks: the epoch, and an identity."""
+        """Last announcement of each rank that reads it, by the number of all ranks: the epoch, and an identity."""
         self.pace_s = 1.0
         """Seconds that a shard takes all readers together, about."""
         self.chunks = 1
-        """How many chunks its objects have, as far as one was seen."""
+        """Chunks of its objects, of those that were seen."""
         self.fetched: dict[int, int] = {}
         """Bytes that were fetched ahead of objects that were not requested yet, by the item."""
         self._clock = clock

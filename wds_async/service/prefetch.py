@@ -59,7 +59,7 @@ class _Plan:
     taken: dict[str, int] = field(default_factory=dict)
     """Shards that are fetched, or being fetched, for it and were not requested yet: URL and index."""
     usual_bytes: int = 0
-    """What its shards were found to hold; 0 until one was opened, and only one is opened (``looking``) until then, so
+    """Usual bytes of its shards; 0 until one was opened, and only one is opened (``looking``) until then, so
     that a small budget goes to what is needed first."""
     looking: bool = False
     full: bool = False

@@ -15,7 +15,7 @@ from wds_async.redact import redact
 __all__ = ["Refusal", "as_json", "as_xml", "refusal_of", "shown_path", "xml_text"]
 
 NODE = "wds-async"
-"""What the service calls itself where AIStore says which node answered."""
+"""Name of the service where AIStore names the node that answered."""
 _STATUSES: tuple[tuple[type[BaseException], int, str], ...] = (
     (errors.ShardNotFound, 404, "missing"),
     (errors.AccessDenied, 403, "origin-denied"),

@@ -37,7 +37,7 @@ __all__ = ["DiskCache", "ShardEntry", "shard_cache"]
 logger = logging.getLogger("wds_async")
 
 PATIENCE_S = 3.0
-"""How long a process waits for another to write the next byte of the shard that it needs now. The other one's training
+"""Seconds to wait for another process to write the next byte of the shard that is needed now. The other one's training
 may be slow, or paused: going on without it costs the rest of one shard from the store, waiting costs training time."""
 HASTE_S = 0.1  # the same, for a while after it was in vain
 _HASTY_FOR_S = 30.0

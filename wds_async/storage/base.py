@@ -173,7 +173,7 @@ class Growing(Protocol):
     awaited: bool
     """True if the consumer has come to this shard: before that no consumer waits for it."""
     patience_s: float
-    """How long to wait for a byte more, once it is awaited."""
+    """Time limit of waiting for one more byte."""
     patience_lost: bool
     """Set where that was too long."""
 
@@ -329,7 +329,7 @@ class Entry:
     size: int | None
     modified: float | None = None
     version: str = ""
-    """What the object's reader is given as its version (`ShardStream.version`); "" where the listing does not tell."""
+    """Version that the object's reader is given (`ShardStream.version`); "" where the listing does not tell."""
 
 
 @dataclass(frozen=True, slots=True)

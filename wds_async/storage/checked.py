@@ -20,7 +20,7 @@ RangeGet = Callable[[int, int, str], Opened]
 what the store's `classify` explains."""
 
 Identify = Callable[[Mapping[str, str], int | None], str]
-"""What pins an object of so many bytes (None: unknown), from the fields of an answer."""
+"""Function that returns the version of an object of so many bytes (None: unknown), from the fields of an answer."""
 
 
 class CheckedRanges:

@@ -35,9 +35,9 @@ __all__ = [
 ]
 
 FILES = ((".sha256", "sha256"), (".md5", "md5"))
-"""What is looked for beside ``SHARD``: the ending of its name, and the algorithm; the better one first."""
+"""Files of checksums beside ``SHARD``: the ending of the name, and the algorithm; the better one first."""
 MANIFESTS = (("SHA256SUMS", "sha256"), ("MD5SUMS", "md5"))
-"""What is looked for in its folder."""
+"""Files of checksums in its folder."""
 
 _BYTES = {"crc32c": 4, "crc32": 4, "xxhash": 8, "md5": 16, "sha1": 20, "sha256": 32, "sha512": 64}
 _AMAZON = ("crc32c", "sha256", "sha1", "crc32")  # CRC-64/NVME has no well-kept package that takes our memory

@@ -32,7 +32,7 @@ _WEBDAV = frozenset({"webdav", "dav"})
 SERVER_EXTRAS = {"sftp": _SFTP, "webdav": _WEBDAV}
 """Extras of this package, and the protocols that each brings."""
 _ANSWER_S = 10.0
-"""How long a server may be silent. Where these clients have limits of their own they are 15 s and 30 s, else none."""
+"""Seconds that a server may be silent. Limits of these clients themselves are 15 s and 30 s, or none."""
 _AS_WHOM = "Check the user and password: in the URL (user:password@), or username and password in storage_options."
 _DENIED = frozenset(
     {"AuthenticationException", "BadAuthenticationType", "PasswordRequiredException", "ForbiddenOperation"}

@@ -43,8 +43,8 @@ class StoreSpec:
     sink: str = "wds_async.storage.upload:fsspec_sink"
     """``f(location)``: the `Sink` that writes to it."""
     publish: str = ""
-    """What makes an object of a written fsspec file: ``commit`` (the file obeys ``autocommit=False``), ``close`` (parts
-    of a file that is never closed are dropped), or "" where it is visible while it is written."""
+    """Call that makes an object of a written fsspec file: ``commit`` (the file obeys ``autocommit=False``), ``close``
+    (parts of a file that is never closed are dropped), or "" where it is visible while it is written."""
     write_options: str = ""
     """``f(url, options)``: the URL and the options of the fsspec filesystem that writes ``url``."""
     writer: str = ""
@@ -86,7 +86,7 @@ class StoreSpec:
     percent_encoded: bool = False
     """True if names are percent-encoded in its URLs."""
     dotted_keys: str = ""
-    """When the service passes on keys with "." and "..": ``always`` (they are escaped on the wire), ``open`` (only
+    """Rule for keys with "." and ".." in the service: ``always`` (they are escaped on the wire), ``open`` (only
     where no allowlist could be evaded), "" for never."""
     repositories: tuple[str, ...] = ()
     """Kinds of repositories, one of which is the host of a URL (the first, where there is none). A repository is the

@@ -44,7 +44,7 @@ _RENAMED = frozenset({"arrow_hdfs", "ftp", "hdfs", "memory", "sftp", "smb", "ssh
 """Here a file is visible while it is being sent, and renaming is cheap: it gets its name last."""
 _BLOCK_BYTES = 1 << 20
 _ABORT_WITHIN_S = 10.0
-"""How long the store is waited for where an upload has failed already, or is not wanted any more."""
+"""Time for which the store is waited for where an upload has failed already, or is not wanted any more."""
 
 
 class _Gathered:

@@ -30,7 +30,7 @@ class _Sums(dict[bytes, int]):
 
 
 LOW_SUMS = _Sums()
-"""What `zlib.adler32(header) & 0xFFFF` has to be, by the header's checksum field; -1 where that is no number."""
+"""Values of `zlib.adler32(header) & 0xFFFF` by the header's checksum field; -1 where that is no number."""
 
 
 def checks(block: bytes) -> bool:

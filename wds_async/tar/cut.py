@@ -30,8 +30,8 @@ from wds_async.tar.source import ByteSource, Read
 __all__ = ["LOOKBACK_BYTES", "CutSpan", "CutWatch", "Restart", "SpanMembers"]
 
 LOOKBACK_BYTES = 64 << 10
-"""How far before a cut the search for headers begins: as long a name as is believed. With a longer extension header the
-two sides differ, which is found."""
+"""Bytes before a cut from which headers are searched for: as long a name as is believed. With a longer extension header
+the two sides differ, which is found."""
 
 _MAGIC = b"ustar"
 _MAGIC_AT = 257

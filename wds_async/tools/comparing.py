@@ -31,7 +31,7 @@ class Difference:
 
 @dataclass
 class DiffCounts:
-    """What was compared: samples and bytes of both sides."""
+    """Counts of a comparison: samples and bytes of both sides."""
 
     samples_a: int = 0
     samples_b: int = 0

@@ -145,7 +145,7 @@ class FieldStatistics:
 
 
 class ShardStatistics:
-    """What samples hold, counted one by one in memory that is bounded, but for 100 bytes a sample with ``duplicates``.
+    """Statistics of samples, in bounded memory (and 100 bytes a sample with ``duplicates``).
 
     ``duplicates`` is a field whose equal bytes are reported. ``pictures`` images (of the first image field) are kept
     for a contact sheet, drawn with ``seed``. ``decode``: images are decoded, and not only their headers read.

@@ -38,7 +38,7 @@ _GROWS_AFTER_S = 10.0
 
 @dataclass
 class _Progress:
-    """What one decoder of a generation has made. A state that is None is the beginning of the data."""
+    """Progress of one decoder of a generation. A state that is None is the beginning of the data."""
 
     made: int
     states: dict[int, Any]
@@ -141,7 +141,7 @@ class Coordinator:
         self._incarnations: dict[int, int] = {}
         self._waited_s = self._elapsed_s = 0.0
         self._deaths: dict[int, int] = {}
-        """How often each decoder was started since it last made a batch."""
+        """Number of starts of each decoder since it last made a batch."""
 
     # ------------------------------------------------------------------ ranks
 

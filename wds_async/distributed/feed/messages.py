@@ -1,4 +1,4 @@
-"""What the coordinator, the decoders and the ranks of a feed tell each other, and the numbers of its batches.
+"""Messages of the coordinator, the decoders and the ranks of a feed, and the numbers of its batches.
 
 Batches are numbered round by round. A round has one batch of each decoder that still has one, in the order of the
 decoders. While all of them have, batch ``n`` comes from decoder ``n mod N``; behind the end of one the others go on
@@ -22,13 +22,13 @@ FeedState = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Numbering:
-    """What is known of the batches of N decoders. ``made`` only grows, and no decoder that is over goes on, so a
+    """Counts of the batches of N decoders. ``made`` only grows, and no decoder that is over goes on, so a
     number that was located stays where it is."""
 
     start: int
     """Number of the first batch."""
     made: tuple[int, ...]
-    """How many batches each decoder has at least."""
+    """Least number of batches of each decoder."""
     over: tuple[bool, ...]
     """True if it has no more than that."""
 
@@ -90,7 +90,7 @@ class Numbering:
 
 @dataclass(frozen=True)
 class Generation:
-    """What ranks know of the batches of a generation."""
+    """Batches of a generation, as ranks know them."""
 
     id: int
     epoch: int
@@ -101,7 +101,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Started:
-    """Where a rank begins: session, epoch, and number of its first step's first batch."""
+    """Beginning of a rank: session, epoch, and number of its first step's first batch."""
 
     session: int
     epoch: int
@@ -110,7 +110,7 @@ class Started:
 
 @dataclass(frozen=True)
 class RankReport:
-    """What a rank tells: all batches of ``epoch`` that are its own and below ``next`` were given to the program."""
+    """Message of a rank: all batches of ``epoch`` that are its own and below ``next`` were given to the program."""
 
     session: int
     rank: int
@@ -125,7 +125,7 @@ class RankReport:
 
 @dataclass(frozen=True)
 class Horizon:
-    """What a rank may do: take batches of ``generations``, up to before ``limit`` in its epoch."""
+    """Permission of a rank: take batches of ``generations``, up to before ``limit`` in its epoch."""
 
     generations: tuple[Generation, ...]
     limit: int
@@ -139,7 +139,7 @@ class Horizon:
 
 @dataclass(frozen=True)
 class DecoderReport:
-    """What a decoder tells of a generation. ``states`` are those before batch n, that were not told before."""
+    """Message of a decoder about a generation. ``states`` are those before batch n, that were not told before."""
 
     generation: int
     made: int = 0
@@ -151,7 +151,7 @@ class DecoderReport:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a decoder has to make: batches ``floor`` to before ``stop`` (None: to the end of its data)."""
+    """Order to a decoder: make batches ``floor`` to before ``stop`` (None: to the end of its data)."""
 
     generation: int
     decoder: int
@@ -161,6 +161,6 @@ class Assignment:
     begin: tuple[int, Any] | None = None
     """The number of a batch and the state before it, for a decoder that knows nothing of the generation yet."""
     needed: int = 0
-    """How many batches must be there for the ranks' next step, whatever else waits to be taken."""
+    """Number of batches that must be there for the ranks' next step, whatever else waits to be taken."""
     final: bool = False
     """True if the state behind the last batch is known too."""

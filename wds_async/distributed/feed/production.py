@@ -1,4 +1,4 @@
-"""What one decoder makes of a generation: batches by their numbers, and states from which it can make them again.
+"""Production of one decoder in a generation: batches by their numbers, and states from which it can make them again.
 
 A batch is made in order and kept until a rank takes it. One that is asked for again, as its rank lost it with a
 connection, is made again from the latest state before it.
@@ -24,7 +24,7 @@ Kept = tuple[Any, int]
 
 @dataclass(frozen=True)
 class DecoderWork:
-    """What a decoder does: ``make`` gives the pipeline at the beginning of its data, with ``state_dict`` and
+    """Work of a decoder: ``make`` gives the pipeline at the beginning of its data, with ``state_dict`` and
     ``load_state_dict``; ``pack`` what is kept of a batch, and its bytes; ``release`` is given what is not needed."""
 
     make: Callable[[], Any]

@@ -1,4 +1,4 @@
-"""What a rank takes from a feed: which batches, in which order, how many of them ahead, and where its epoch ends."""
+"""Consumption of a rank of a feed: which batches, in which order, how many of them ahead, and where its epoch ends."""
 
 from __future__ import annotations
 

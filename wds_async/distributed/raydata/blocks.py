@@ -44,7 +44,7 @@ _MOST_BYTES = (1 << 31) - 1  # of a column: its offsets have 32 bits
 
 @dataclass(frozen=True)
 class BlockOptions:
-    """What the rows of a table are made of, and how the shards are read."""
+    """Options of the rows of a table, and of reading the shards."""
 
     block_bytes: int
     """The most bytes of a table of more than one row."""

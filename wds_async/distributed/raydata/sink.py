@@ -96,7 +96,7 @@ def write(
 
 @dataclass(frozen=True)
 class WrittenShard:
-    """What became of one write task."""
+    """Result of one write task."""
 
     task: int
     id: str

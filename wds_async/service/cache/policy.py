@@ -192,7 +192,7 @@ class Policy:
         self.unseen = totals.entries  # entries of the index that the policy does not know
         self.quotas: Mapping[str, float] = quotas or {}
         self.future: Future | None = None
-        """When objects are needed next, where loaders have announced it."""
+        """Next needs of objects, where loaders have announced them."""
         self.evictions = self.evicted_bytes = 0
         self._chunk_bytes = chunk_bytes
         self._tenants: dict[str, int] = dict(totals.by_tenant)

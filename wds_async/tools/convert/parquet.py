@@ -16,7 +16,7 @@ _MOST_ROWS = 100_000
 
 
 class _Stream:
-    """What pyarrow wants of a file: a sink that counts."""
+    """File for pyarrow: a sink that counts."""
 
     closed = False
 

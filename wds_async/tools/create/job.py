@@ -49,7 +49,7 @@ class _ShardTemplate:
     template: str
     first: int = 0
     count: int | None = None
-    """How many shards the name asks for; None for as many as there will be."""
+    """Number of shards that the name asks for; None for as many as there will be."""
     has_part: bool = False
 
     @classmethod
@@ -92,7 +92,7 @@ class _ShardTemplate:
 
 @dataclass(frozen=True)
 class _ShardSizes:
-    """What a shard holds: ``count`` shards, or at most ``maxcount`` samples and ``maxsize`` bytes of fields."""
+    """Size of shards: ``count`` shards, or at most ``maxcount`` samples and ``maxsize`` bytes of fields."""
 
     maxcount: int | None
     maxsize: int | None

@@ -123,7 +123,7 @@ def check_key(key: str, where: str) -> None:
 
 @dataclass
 class RowCounts:
-    """What a source holds: samples with each field, bytes, fields of unknown size, and what was passed over."""
+    """Counts of a source: samples with each field, bytes, fields of unknown size, and what was passed over."""
 
     fields: Counter[str] = field(default_factory=Counter)
     fetched: int = 0

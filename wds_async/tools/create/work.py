@@ -283,7 +283,7 @@ class RowPlan:
     cuts: Sequence[int]
     beside: Mapping[str, bytes] = field(default_factory=dict)
     source: str = ""
-    """How the source was understood, in words."""
+    """Description of the source, in words."""
 
     def lines(self, cost: str = "") -> Iterator[str]:
         """Yield what is read, for people. ``cost``: of reading, in words."""
