@@ -128,9 +128,9 @@ class WebDataset(DataPipeline, FluidInterface):
         small request each. ShardCutError if a shard cannot be cut by its bytes (a tar within a tar); compressed shards
         are read whole. None (the default) splits whole shards, by the two splitters.
     ``index``: cut between samples, which works for any plain tar. It takes the indexes that
-        ``wds-async index --kind wds`` writes: a path or URL names their folder; True looks in the cache folder, then
-        beside the shards. With an index, ``equal`` without ``steps`` gives every worker the same number of samples; at
-        most one sample per worker is left out or repeated.
+        ``wds-async index --kind wds`` writes, or those of Energon or DALI: a path or URL names their folder; True looks
+        in the cache folder, then beside the shards. With an index, ``equal`` without ``steps`` gives every worker the
+        same number of samples; at most one sample per worker is left out or repeated.
     ``canonical``: number of samples in a global batch, over all ranks. The sequence of global batches is then the same
         for any number of workers, and of ranks that divides ``canonical``. The shards of an epoch are laid end to end;
         each rank takes an equal run of every ``canonical`` samples, with ``.batched(canonical // world_size)`` and a

@@ -238,7 +238,8 @@ def test_what_is_no_index_of_energon(data: bytes) -> None:
     ("text", "why"),
     [
         ("", "line 1: ''"),
-        ("v1.1 1\ncls 512 1\n", "line 1: 'v1.1 1'; an index of DALI 1.2"),
+        ("v1.0 1\ncls 512 1\n", "line 1: 'v1.0 1'; an index of DALI begins with 'v1.2 N' or 'v1.1 N'"),
+        ("v1.1 1\ncls 512 1 a.cls\n", "line 2: 'cls 512 1 a.cls' is no list of extension, offset and size$"),
         ("v1.2 x\n", "line 1"),
         ("v1.2 2\ncls 512 1 a.cls\n", "says 2 samples, and it has 1"),
         ("v1.2 1\ncls 512 1\n", "line 2: 'cls 512 1' is no list"),
@@ -249,3 +250,20 @@ def test_what_is_no_index_of_energon(data: bytes) -> None:
 def test_what_is_no_index_of_dali(text: str, why: str) -> None:
     with pytest.raises(ConfigError, match=f"x.idx.*{why}"):
         read_dali(text, "x.idx")
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("v1.2 2\ncls 512 600 a.cls\ncls 1536 1 b.cls\n", "line 3: byte 1536 .* behind byte 1536"),
+        ("v1.2 1\ncls 0 1 a.cls\n", "line 2: byte 0 "),
+        ("v1.1 1\ncls 513 1\n", "line 2: byte 513 "),
+        ("v1.1 2\ncls 512 1\ncls 1536 1000\n", "line 3: .* ends at byte 2,560 of a shard that has 2,048 bytes"),
+    ],
+)
+def test_an_index_of_dali_that_fits_no_such_tar(text: str, why: str) -> None:
+    with pytest.raises(ShardFormatError, match=f"x.idx, {why}"):
+        read_dali(text, "x.idx", 2048)
+    assert read_dali("v1.1 1\ncls 512 1 jpg 1536 9\n", shard_bytes=2048) == [
+        [MemberEntry("", 512, 1), MemberEntry("", 1536, 9)]
+    ]

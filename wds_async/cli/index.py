@@ -16,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from wds_async.cli import shards, terminal
 from wds_async.cli.running import ENGINES, ProgressDisplay, run_job
 from wds_async.distributed.indexing import index as distributed_index
-from wds_async.errors import ConfigError, WdsError
+from wds_async.errors import ConfigError, ShardFormatError, WdsError
 from wds_async.indexed import index, places
 from wds_async.indexed.scan import ScannedShard, scan_shards, up_to_date
 from wds_async.indexed.shardindex import ShardFacts, ShardIndex
@@ -243,7 +243,7 @@ def _is_of(text: str, one: ShardIndex) -> bool:
     """Return whether the text of DALI's index has the samples of ``one`` where that has them."""
     try:
         samples = read_dali(text)
-    except ConfigError:
+    except (ConfigError, ShardFormatError):
         return False
     stops = [max(offset + padded(size) for _, offset, size in fields) for fields in samples]
     return stops == [one.stop(i) for i in range(len(one))]

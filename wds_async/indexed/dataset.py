@@ -19,7 +19,7 @@ from wds_async import autodecode, config, world
 from wds_async.arguments import check_size
 from wds_async.errors import ConfigError, MissingExtra, ShardFormatError, UrlError
 from wds_async.indexed.files import MappedShard, OpenShards, ShardFiles, default_folder
-from wds_async.indexed.index import load_index
+from wds_async.indexed.index import load_index, names_list
 from wds_async.logs import Once
 from wds_async.redact import redact
 from wds_async.storage.listing.expand import expand_listed
@@ -36,7 +36,6 @@ logger = logging.getLogger("wds_async")
 _CACHE_SIZE = 1e12
 _MANY_FILES = 200
 _MISSES_AFTER, _MISS_RATE = 100, 0.3
-_INDEX = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
 _SHARDS = re.compile(r"\.t(ar|gz|bz2|xz|zst)\b|[*{]|/$|^pipe:", re.IGNORECASE)
 
 
@@ -278,8 +277,7 @@ def _transformation(transform: Any) -> Transform:
 
 def _names_an_index(text: str) -> bool:
     """Return True for the place of an index, and for what looks like neither shards nor an index."""
-    path = text.partition("?")[0]
-    return _INDEX.search(path) is not None or not (_SHARDS.search(path) or os.path.isdir(text))
+    return names_list(text) or not (_SHARDS.search(text.partition("?")[0]) or os.path.isdir(text))
 
 
 def _hashed(text: str) -> str:

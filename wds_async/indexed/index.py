@@ -13,17 +13,26 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Mapping
 from typing import IO, Any
 
 from wds_async.errors import ConfigError, WdsError
 from wds_async.redact import redact
 from wds_async.shardlists.document import Document, ValuePath, read
+from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
 from wds_async.urls import local_path, merge_url, scheme
 
-__all__ = ["load_index", "placed_shards"]
+__all__ = ["load_index", "names_list", "placed_shards"]
 
 Shard = dict[str, Any]
+
+_LIST = re.compile(r"\.json(\.gz)?$", re.IGNORECASE)
+
+
+def names_list(text: str) -> bool:
+    """Return whether the path or URL ``text`` is that of such an index, by its name."""
+    return _LIST.search(text.partition("?")[0]) is not None
 
 
 def load_index(
@@ -31,18 +40,19 @@ def load_index(
     *,
     base: str | None = None,
     options: Mapping[str, Any] | None = None,
+    storage: StorageOptions = NOTHING_GIVEN,
 ) -> dict[str, Any]:
     """Return the index at a path or URL, or in an open file, as its object with every shard in ``shardlist``.
 
-    ``options`` go over the keys of the object. A shard's URL is made absolute by ``base``, else by the object's own
-    ``base``, else by the index's folder; the object's ``base`` then says which. The shards of ``datasets`` follow the
-    object's own; each gets the ``dataset`` (its name), ``weight`` and ``source_url`` of what it came from, where it has
-    none.
+    ``options`` go over the keys of the object; ``storage``: options of its store. A shard's URL is made absolute by
+    ``base``, else by the object's own ``base``, else by the index's folder; the object's ``base`` then says which. The
+    shards of ``datasets`` follow the object's own; each gets the ``dataset`` (its name), ``weight`` and ``source_url``
+    of what it came from, where it has none.
 
     Raises ConfigError, with the line, for what is no index; UnsafeContent for an index from elsewhere that names a
     command or a file of this machine; and what reading the URL raises.
     """
-    document = _opened(source)
+    document = _opened(source, storage)
     data = {**_checked(document), **(options or {})}
     if data.get("wids_version") != 1:
         raise _wrong(document, ("wids_version",), f"wids_version is {data.get('wids_version')!r}, and only 1 is known")
@@ -52,13 +62,13 @@ def load_index(
     if not isinstance(parts, list):
         raise _wrong(document, ("datasets",), f"it is a {type(parts).__name__}, not a list")
     for number, part in enumerate(parts):
-        shards += _component(document, ("datasets", number), part, place)
+        shards += _component(document, ("datasets", number), part, place, storage)
     if not shards:
         raise _wrong(document, (), "it names no shards in 'shardlist' or 'datasets'")
     return {**data, "base": place, "shardlist": shards}
 
 
-def _component(document: Document, path: ValuePath, part: Any, place: str) -> list[Shard]:
+def _component(document: Document, path: ValuePath, part: Any, place: str, storage: StorageOptions) -> list[Shard]:
     """Return the shards of one entry of ``datasets``."""
     if not isinstance(part, dict):
         raise _wrong(document, path, f"{part!r:.80} is no object")
@@ -68,7 +78,7 @@ def _component(document: Document, path: ValuePath, part: Any, place: str) -> li
     else:
         there = merge_url(place, str(source))
         document.refuse_local((*path, "source_url"), there)
-        document, path = read(there), ()
+        document, path = read(there, storage), ()
         part = _checked(document)
         if "source_url" in part:
             raise _wrong(document, ("source_url",), "it refers to yet another index; name that one itself")
@@ -76,9 +86,9 @@ def _component(document: Document, path: ValuePath, part: Any, place: str) -> li
     return _rebased(document, path, part, place, weight=weight, source_url=source, dataset=part.get("name"))
 
 
-def _opened(source: str | os.PathLike[str] | IO[Any]) -> Document:
+def _opened(source: str | os.PathLike[str] | IO[Any], storage: StorageOptions) -> Document:
     if isinstance(source, (str, os.PathLike)):
-        return read(os.fspath(source))
+        return read(os.fspath(source), storage)
     name = redact(str(getattr(source, "name", "the index")))
     try:
         return Document(name, json.loads(source.read()))

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,6 +16,8 @@ from wds_async import config, environment, world
 from wds_async.arguments import check_function, check_size
 from wds_async.errors import ConfigError, CorruptShard, ObjectChanged, ShardFormatError, ShardNotFound, WdsError
 from wds_async.indexed import places
+from wds_async.indexed.index import load_index, names_list
+from wds_async.indexed.scan import scan_shards
 from wds_async.indexed.shardindex import ShardFacts, ShardIndex
 from wds_async.observe.cost_limit import limit_of_job
 from wds_async.redact import redact
@@ -22,11 +27,13 @@ from wds_async.storage.local import file_version
 from wds_async.storage.options import StorageOptions
 from wds_async.storage.registry import locate
 from wds_async.tar.blocks import padded
-from wds_async.tar.group import RawSample, base_plus_ext, samples
+from wds_async.tar.decompress import compressed_by
+from wds_async.tar.group import RawSample, admission, base_plus_ext, samples
 from wds_async.tar.index import read_dali, read_energon
 from wds_async.tar.parse import members_of
 from wds_async.tar.source import ByteSource
 from wds_async.tracebacks import Shortened
+from wds_async.transfer.probe import probe
 from wds_async.transfer.range_reader import RangeReader, WantedRange
 from wds_async.transfer.ranges import Facts
 from wds_async.transfer.stats import Counters
@@ -34,11 +41,15 @@ from wds_async.transfer.traffic import Traffic
 
 __all__ = ["IndexedDataset", "sample_offsets"]
 
+logger = logging.getLogger("wds_async")
+
 _GAP_BYTES = 256 << 10
 _RANGE_BYTES = 16 << 20
 _CONNECTIONS = 128
 """Requests at a time unless ``WDS_CONNECTIONS`` is set: a batch of 256 samples far from each other takes two rounds."""
 _ADVICE = "`wds-async index SHARDS…` makes indexes of shards"
+_SEARCHED = ("wds", "energon", "dali")
+"""Kinds of indexes, in the order in which they are looked for."""
 
 
 class IndexedDataset(world.TorchMapDataset):
@@ -46,12 +57,17 @@ class IndexedDataset(world.TorchMapDataset):
     ``ds[[3, 1]]``.
 
     ``urls``: plain tars (a string with braces or wildcards, or a list), on disk or in any store that supports range
-    requests. ``kind`` says which index gives the positions of their samples (``wds-async index`` writes all three):
+    requests. The positions of their samples are in an index of each shard, the first of these that is there, or the one
+    that ``kind`` names (``wds-async index`` writes all three):
 
-    * ``"wds"`` (default): ``NAME.tar.index`` (see `shardindex`), in the cache folder or else beside the shard. It
-      contains the shard's version: if the shard was replaced, ObjectChanged is raised.
-    * ``"dali"``: ``NAME.idx`` beside the shard, as made by DALI's ``wds2idx``.
+    * ``"wds"``: ``NAME.tar.index`` (see `shardindex`), in the cache folder or else beside the shard. It contains the
+      shard's version: if the shard was replaced, ObjectChanged is raised.
     * ``"energon"``: ``NAME.tar.idx`` beside the shard, as made by ``energon prepare``.
+    * ``"dali"``: ``NAME.idx`` beside the shard, as made by DALI's ``wds2idx`` (versions 1.1 and 1.2).
+
+    The last two contain no version. The size of such a shard is looked up, by one small request, and has to fit; the
+    version that it has then is the one that is read. ``urls`` may also be the path or URL of a ``.json`` list of shards
+    (see `index`): shards of it without an index have their headers read, for an index that is kept in the cache folder.
 
     ``index``: another folder (path or URL) with these files, or the indexes themselves, one `ShardIndex` per shard.
 
@@ -72,14 +88,14 @@ class IndexedDataset(world.TorchMapDataset):
         self,
         urls: str | os.PathLike[str] | Iterable[Any],
         *,
-        kind: str = "wds",
+        kind: str | None = None,
         index: str | os.PathLike[str] | Sequence[ShardIndex] | None = None,
         transformations: Callable[[Any], Any] | Iterable[Callable[[Any], Any]] = (),
         gap_bytes: int = _GAP_BYTES,
         storage_options: Mapping[str, Any] | None = None,
         transfer: Mapping[str, Any] | None = None,
     ) -> None:
-        if kind not in places.KINDS:
+        if kind not in (None, *places.KINDS):
             raise ConfigError(f"IndexedDataset: kind={kind!r}: one of {', '.join(places.KINDS)}")
         self.gap_bytes = check_size("IndexedDataset", "gap_bytes", gap_bytes, at_least=0)
         functions = [transformations] if callable(transformations) else list(transformations)
@@ -90,13 +106,18 @@ class IndexedDataset(world.TorchMapDataset):
             self._transfer.setdefault("connections", _CONNECTIONS)
         config.transfer_config(**self._transfer)
         with Shortened():
-            self.urls = expand_listed(urls, self._options)
+            counts = _counts(urls, self._options)
+            self.urls = expand_listed(urls, self._options) if counts is None else [url for url, _ in counts]
             if isinstance(index, (str, os.PathLike)) or index is None:
                 folder = None if index is None else os.fspath(index)
-                self.indexes = _load(self.urls, kind, folder, self._options)
+                self.indexes = _load(self.urls, kind, folder, self._options, may_scan=counts is not None)
             else:
                 self.indexes = list(index)
         self._check()
+        for (url, listed), one in zip(counts or (), self.indexes, strict=False):
+            if len(one) != listed:
+                why = f"has {listed:,} samples of {redact(url)}, whose index has {len(one):,}"
+                raise ShardFormatError(f"{redact(str(urls))}: it {why}; make both again: {_ADVICE}")
         self._ends = np.cumsum([len(one) for one in self.indexes], dtype=np.int64)
         self._begin()
 
@@ -259,52 +280,118 @@ def _pinned(url: str, facts: ShardFacts) -> Facts | None:
 # ------------------------------------------------------------------ indexes
 
 
-def _load(urls: list[str], kind: str, folder: str | None, options: StorageOptions) -> list[ShardIndex]:
-    """Return the index of each shard. ShardNotFound where there is none."""
+def _counts(urls: Any, options: StorageOptions) -> list[tuple[str, int]] | None:
+    """Return the shards in the JSON list ``urls``, each with its number of samples; None for what is no list."""
+    if not isinstance(urls, (str, os.PathLike)) or not names_list(os.fspath(urls)):
+        return None
+    return [(shard["url"], shard["nsamples"]) for shard in load_index(urls, storage=options)["shardlist"]]
+
+
+def _load(
+    urls: list[str], kind: str | None, folder: str | None, options: StorageOptions, *, may_scan: bool = False
+) -> list[ShardIndex]:
+    """Return the index of each shard: that of ``kind``, or for None the first one in the order of `_SEARCHED`.
+    ShardNotFound where there is none, unless ``may_scan``: then the headers of the shard are read."""
     found: dict[str, ShardIndex] = {}
-    if kind == "wds" and folder is None:
+    if kind in (None, "wds") and folder is None:
         found = {url: cached for url in urls if (cached := places.cached_index(url)) is not None}
-    missing = list(dict.fromkeys(url for url in urls if url not in found))
-    files = places.places(missing, kind, folder)
-    for url, file, data in zip(missing, files, places.read_files(files, options), strict=True):
-        if isinstance(data, WdsError):
+    absent: dict[str, ShardNotFound] = {}
+    for one in _SEARCHED if kind is None else (kind,):
+        missing = list(dict.fromkeys(url for url in urls if url not in found))
+        try:
+            files = places.places(missing, one, folder)
+        except ConfigError:
+            if kind is None and absent:  # names that indexes of this kind would share: there are none
+                continue
+            raise
+        read: dict[str, tuple[str, bytes]] = {}
+        for url, file, data in zip(missing, files, places.read_files(files, options) if files else (), strict=True):
             if isinstance(data, ShardNotFound):
-                why = f"{redact(url)} has no index: {data} {_ADVICE} (--kind {kind})."
-                raise ShardNotFound(why) from data
-            raise data
-        found[url] = _parsed(url, kind, data, file)
+                absent.setdefault(url, data)
+            elif isinstance(data, WdsError):
+                raise data
+            else:
+                read[url] = file, data
+        if one == "wds":
+            found |= {url: ShardIndex.from_bytes(data, file) for url, (file, data) in read.items()}
+        elif read:
+            found |= _foreign(read, one, options)
+    missing = list(dict.fromkeys(url for url in urls if url not in found))
+    if missing and not may_scan:
+        why = f"{redact(missing[0])} has no index: {absent[missing[0]]} {_ADVICE} (--kind {kind or 'wds'})."
+        raise ShardNotFound(why) from absent[missing[0]]
+    if missing:
+        found |= _scanned(missing, options)
     return [found[url] for url in urls]
+
+
+def _foreign(read: Mapping[str, tuple[str, bytes]], kind: str, options: StorageOptions) -> dict[str, ShardIndex]:
+    """Return the indexes of shards, by URL, from files of other programs: ``read`` has their names and bytes. They have
+    no size and version of the shard, and get those that it has now. ShardFormatError where they do not fit."""
+    found: dict[str, ShardIndex] = {}
+    for shard in probe(list(read), options, config=config.transfer_config()):
+        if shard.error is not None:
+            raise shard.error
+        file, data = read[shard.url]
+        index = _parsed(shard.url, kind, data, file, shard.size)
+        facts = replace(index.facts, size=shard.size or 0, version=shard.version, plain=not compressed_by(shard.head))
+        found[shard.url] = replace(index, facts=facts)
+    return found
+
+
+def _parsed(url: str, kind: str, data: bytes, name: str, size: int | None) -> ShardIndex:
+    if kind == "energon":
+        offsets = read_energon(data, name, size)
+        return ShardIndex.of(url, 0, "", offsets[:-1], offsets[1:])
+    try:
+        fields = read_dali(data.decode("utf-8", "surrogateescape"), name, size)
+    except UnicodeDecodeError as exn:
+        raise ConfigError(f"{redact(name)}: no index of DALI: not UTF-8 text (byte {exn.start})") from exn
+    # Where the first header of a sample begins is not said: behind the data of the sample before.
+    stops = [max(offset + padded(size) for _, offset, size in sample) for sample in fields]
+    starts = [0, *stops[:-1]] if stops else []
+    names = [sample[0].name for sample in fields]
+    if not all(names):  # version 1.1
+        return ShardIndex.of(url, 0, "", starts, stops)
+    # Members without a key, and those that describe the shard, are samples for DALI and for no other reader.
+    admit, keys, begins, ends = admission(), [], [], []
+    for member, start, stop in zip(names, starts, stops, strict=True):
+        key = base_plus_ext(member)[0] if admit(member) is not None else None
+        if key is not None:
+            keys.append(key)
+            begins.append(start)
+            ends.append(stop)
+    return ShardIndex.of(url, 0, "", begins, ends, keys=keys)
+
+
+def _scanned(urls: list[str], options: StorageOptions) -> dict[str, ShardIndex]:
+    """Read the headers of ``urls`` and return the index of each, which is kept in the cache folder."""
+    advice = "indexes (`wds-async index --kind wds`) would make this unnecessary"
+    logger.warning("reading the headers of %d shards; %s", len(urls), advice)
+    found: dict[str, ShardIndex] = {}
+    for scanned in scan_shards(urls, options=options):
+        if scanned.index is None:
+            assert scanned.error is not None
+            raise scanned.error
+        found[scanned.url] = scanned.index
+        if scanned.index.facts.version:
+            with contextlib.suppress(OSError, WdsError):
+                places.keep(scanned.index, scanned.url)
+    return found
 
 
 def sample_offsets(
     urls: Iterable[str], index: str | os.PathLike[str] | Literal[True], options: StorageOptions
 ) -> dict[str, SampleOffsets]:
-    """Return where the samples of each of ``urls`` are, by their indexes (``wds-async index --kind wds``): in the
-    folder ``index``, or for True in the cache folder, else beside the shards. Raises ShardNotFound where there is none,
+    """Return where the samples of each of ``urls`` are, by their indexes (see `IndexedDataset`): in the folder
+    ``index``, or for True in the cache folder, else beside the shards. Raises ShardNotFound where there is none,
     ObjectChanged for a file that is another one since, and ShardFormatError for a compressed shard."""
     distinct, found = list(dict.fromkeys(urls)), {}
     for url, one in zip(
-        distinct, _load(distinct, "wds", None if index is True else os.fspath(index), options), strict=True
+        distinct, _load(distinct, None, None if index is True else os.fspath(index), options), strict=True
     ):
         if not one.facts.plain:
             raise ShardFormatError(f"{redact(url)}: it is compressed, so that it cannot be cut, by its index neither")
         pinned = _pinned(url, one.facts)
         found[url] = SampleOffsets(one.starts, one.lengths, "" if pinned is None else pinned.version)
     return found
-
-
-def _parsed(url: str, kind: str, data: bytes, name: str) -> ShardIndex:
-    if kind == "wds":
-        return ShardIndex.from_bytes(data, name)
-    if kind == "energon":
-        offsets = read_energon(data, name)
-        return ShardIndex.of(url, 0, "", offsets[:-1], offsets[1:])
-    try:
-        fields = read_dali(data.decode("utf-8", "surrogateescape"), name)
-    except UnicodeDecodeError as exn:
-        raise ConfigError(f"{redact(name)}: no index of DALI: not UTF-8 text (byte {exn.start})") from exn
-    # Where the first header of a sample begins is not said: behind the data of the sample before.
-    stops = [max(offset + padded(size) for _, offset, size in sample) for sample in fields]
-    keys = [key for sample in fields if (key := base_plus_ext(sample[0].name)[0]) is not None]
-    known = keys if len(keys) == len(fields) else None
-    return ShardIndex.of(url, 0, "", [0, *stops[:-1]] if stops else [], stops, keys=known)

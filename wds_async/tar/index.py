@@ -2,8 +2,8 @@
 
 DALI's (version 1.2, of its tool ``wds2idx``): a first line ``v1.2 N`` with the number of samples, then a line for each
 sample with four words for each field: the extension, the offset of its data in bytes, its size in bytes, the member's
-name. The words are separated by blanks, so no name may hold one; offsets are those of a plain tar. Older versions have
-no names.
+name. The words are separated by blanks, so no name may hold one; offsets are those of a plain tar. Version 1.1,
+which is read too, has no names.
 
 Energon's (``train-000.tar.idx``, of ``energon prepare``): unsigned numbers of eight bytes, little-endian, without a
 head: the offset of each sample's first header block in a plain tar, extension headers included, then the end of the
@@ -25,7 +25,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from wds_async.errors import ConfigError, CorruptShard
+from wds_async.errors import ConfigError, CorruptShard, ShardFormatError
 from wds_async.redact import redact
 from wds_async.tar.blocks import BLOCK, LOW_SUMS, padded
 from wds_async.tar.group import SKIP_META, base_plus_ext
@@ -43,6 +43,8 @@ Header = tuple[str, int, int, int, bool]
 of its data, the size of its data as stored, all in bytes, and whether it is stored sparse. A plain tuple, for speed."""
 
 _VERSION = "v1.2"
+_WORDS = {_VERSION: 4, "v1.1": 3}
+"""Words for each field, by the version of DALI's index."""
 _KIND = "wids-shard-index-v1"
 _BLANK = re.compile(r"\s")
 _META = re.compile(SKIP_META)
@@ -100,28 +102,50 @@ def dali_name(url: str) -> str:
     return f"{folder}{slash}{name[:1]}{name[1:].partition('.')[0]}.idx"
 
 
-def read_dali(text: str, name: str = "the index") -> list[list[MemberEntry]]:
-    """Return the fields of each sample from the text of DALI's index; ``name`` is for errors.
+def read_dali(text: str, name: str = "the index", shard_bytes: int | None = None) -> list[list[MemberEntry]]:
+    """Return the fields of each sample from the text of DALI's index, version 1.2 or 1.1 (whose fields have the name
+    ""); ``name`` is for errors.
 
-    Raises ConfigError, with the line, for what is no such index, and for versions without names (before 1.2).
+    Raises ConfigError, with the line, for what is no such index, and ShardFormatError where a sample begins before the
+    end of the one before it, or ends behind ``shard_bytes``.
     """
     head, *lines = text.splitlines() or [""]
     version, _, count = head.partition(" ")
-    if version != _VERSION or not count.strip().isdecimal():
-        raise ConfigError(f"{redact(name)}, line 1: {head!r:.80}; an index of DALI 1.2 begins with '{_VERSION} N'")
+    if version not in _WORDS or not count.strip().isdecimal():
+        why = f"{head!r:.80}; an index of DALI begins with '{_VERSION} N' or 'v1.1 N'"
+        raise ConfigError(f"{redact(name)}, line 1: {why}")
     if int(count) != len(lines):
         raise ConfigError(f"{redact(name)}: its first line says {count.strip()} samples, and it has {len(lines)}")
-    return [_dali_fields(line, number, name) for number, line in enumerate(lines, 2)]
+    samples, end = [], 0
+    for number, line in enumerate(lines, 2):
+        fields = _dali_fields(line, _WORDS[version])
+        if not fields:
+            what = "extension, offset, size and name" if version == _VERSION else "extension, offset and size"
+            raise ConfigError(f"{redact(name)}, line {number}: {line!r:.80} is no list of {what}")
+        start, stop = min(field.offset for field in fields), max(field.offset + padded(field.size) for field in fields)
+        if start < end + BLOCK or start % BLOCK:
+            why = f"byte {start} is no place of data in a tar behind byte {end}, where the sample before it ends"
+            raise ShardFormatError(f"{redact(name)}, line {number}: {why}")
+        if shard_bytes is not None and stop > shard_bytes:
+            raise _of_longer_shard(f"{redact(name)}, line {number}", stop, shard_bytes)
+        samples.append(fields)
+        end = stop
+    return samples
 
 
-def _dali_fields(line: str, number: int, name: str) -> list[MemberEntry]:
-    """Return the fields in one line of DALI's index."""
+def _of_longer_shard(where: str, stop: int, size: int) -> ShardFormatError:
+    why = f"a sample ends at byte {stop:,} of a shard that has {size:,} bytes"
+    return ShardFormatError(f"{where}: {why}: this is the index of another shard, make it again (`wds-async index`)")
+
+
+def _dali_fields(line: str, count: int) -> list[MemberEntry]:
+    """Return the fields in one line of DALI's index with ``count`` words for each; nothing if there are others."""
     words = line.split()
-    fields = list(zip(words[1::4], words[2::4], words[3::4], strict=False))
-    good = words and len(words) == 4 * len(fields) and all(at.isdecimal() and n.isdecimal() for at, n, _ in fields)
-    if not good:
-        raise ConfigError(f"{redact(name)}, line {number}: {line!r:.80} is no list of extension, offset, size and name")
-    return [MemberEntry(member, int(offset), int(size)) for offset, size, member in fields]
+    if len(words) % count or not all(n.isdecimal() for n in (*words[1::count], *words[2::count])):
+        return []
+    names = words[3::4] if count == 4 else itertools.repeat("")
+    fields = zip(names, words[1::count], words[2::count], strict=False)
+    return [MemberEntry(member, int(offset), int(size)) for member, offset, size in fields]
 
 
 def energon_name(url: str) -> str:
@@ -135,10 +159,10 @@ def energon_index(starts: Iterable[int], stop: int) -> bytes:
     return struct.pack(f"<{len(offsets)}Q", *offsets)
 
 
-def read_energon(data: bytes, name: str = "the index") -> list[int]:
+def read_energon(data: bytes, name: str = "the index", shard_bytes: int | None = None) -> list[int]:
     """Return the offsets in Energon's index: those of the samples, then the end of the last.
 
-    Raises ConfigError for what is no such index.
+    Raises ConfigError for what is no such index, and ShardFormatError where that end is behind ``shard_bytes``.
     """
     count, rest = divmod(len(data), 8)
     offsets = list(struct.unpack(f"<{count}Q", data[: 8 * count]))
@@ -146,6 +170,8 @@ def read_energon(data: bytes, name: str = "the index") -> list[int]:
     if rest or not count or not ordered or any(offset % BLOCK for offset in offsets):
         why = f"{len(data):,} bytes that are no ascending offsets of tar blocks, eight bytes each"
         raise ConfigError(f"{redact(name)}: no index of Energon: {why}")
+    if shard_bytes is not None and offsets[-1] > shard_bytes:
+        raise _of_longer_shard(f"{redact(name)}, byte {len(data) - 8}", offsets[-1], shard_bytes)
     return offsets
 
 
