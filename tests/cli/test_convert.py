@@ -15,7 +15,7 @@ from wds_async.distributed import jobs
 Call = Callable[..., Result]
 
 
-def test_shards_go_to_tfrecord_and_back(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shards_go_to_tfrecord_and_mds_and_back(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(jobs, "engine_of", lambda *_, **__: InlineEngine())
     with wds.TarWriter("t.tar", mtime=0) as sink:
@@ -28,6 +28,11 @@ def test_shards_go_to_tfrecord_and_back(call: Call, tmp_path: Path, monkeypatch:
     assert result.exit_code == 0, result.output
     assert Path("back.tar").read_bytes() == Path("t.tar").read_bytes()
     assert "_wds/convert-back" in call("job", "ls", ".").output
+    result = call("convert", "t.tar", "mds/", "--to", "mds", "--typed", "--maxsize", "64M", *renamed)
+    assert result.exit_code == 0, result.output
+    result = call("convert", "mds", "again/{task}.tar", *renamed)
+    assert result.exit_code == 0, result.output
+    assert Path("again/0.tar").read_bytes() == Path("t.tar").read_bytes()
     for wrong in (["--field", "=x"], ["--field", "A=x"], ["--field", "a=x", "--field", "a=y"], ["--to", "lmdb"]):
         assert call("convert", "t.tar", "out/", *wrong).exit_code == 2
     Path("bad.tfrecord").write_bytes(b"x" * 20)

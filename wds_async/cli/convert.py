@@ -1,4 +1,4 @@
-"""``wds-async convert``: shards to and from TFRecord, and to Parquet."""
+"""``wds-async convert``: shards to and from TFRecord and MDS, and to Parquet."""
 
 from __future__ import annotations
 
@@ -22,12 +22,14 @@ __all__ = ["command"]
     "fields",
     multiple=True,
     metavar="FIELD[=FEATURE]",
-    help="A field of the samples, and its feature in TFRecord.  [default: all]",
+    help="A field of the samples, and its feature in TFRecord, or column in MDS.  [default: all]",
 )
-@click.option("--key", metavar="FEATURE", help="The feature with the key of a sample.  [default: a running number]")
-@click.option("--typed", is_flag=True, help="Write cls, index, id and the like as integers (int64_list).")
-@click.option("--maxsize", help="Begin another shard beyond so many bytes of fields (500M, 1G).")
-@click.option("--maxcount", type=click.IntRange(1), help="Begin another shard beyond so many samples.")
+@click.option(
+    "--key", metavar="FEATURE", help="The feature or column with the key of a sample.  [default: a running number]"
+)
+@click.option("--typed", is_flag=True, help="Write cls, index, id and the like as integers (int64_list, int).")
+@click.option("--maxsize", help="Begin another shard, or file of MDS, beyond so many bytes of fields (64M, 1G).")
+@click.option("--maxcount", type=click.IntRange(1), help="Begin another shard, or file of MDS, beyond so many samples.")
 @click.option("--row-group", default="64M", show_default=True, help="Bytes of a row group of Parquet.")
 @click.option("--job", help="Name of the job's folder.  [default: convert, and the name of a single OUT]")
 @running.engine_options
@@ -43,10 +45,13 @@ def command(
 ) -> None:
     """Convert the files IN, each by a task of its own, to OUT: a folder (out/), or a name with {name} or {task}.
 
-    TFRecord becomes shards, and shards become TFRecord or Parquet. Files of TFRecord hold tf.train.Example; TensorFlow
-    is not needed.
+    TFRecord and MDS become shards, and shards become TFRecord, MDS (of MosaicML Streaming) or Parquet. Neither
+    TensorFlow nor Streaming is needed. Files of TFRecord hold tf.train.Example. A folder with the index.json of MDS
+    stands for the files in that; it is written when all files are.
 
     Example: wds-async convert 'train.tfrecord-*' shards/ --field jpg=image/encoded --field cls=image/class/label
+
+    Example: wds-async convert s3://b/mds/ shards/
     """  # fmt: skip
     chosen: dict[str, str] = {}
     for one in fields:

@@ -15,7 +15,7 @@ from wds_async.distributed.tasks import Input
 from wds_async.errors import ConfigError
 from wds_async.redact import redact
 from wds_async.storage.options import StorageOptions
-from wds_async.tools.convert.job import ConvertWork
+from wds_async.tools.convert.job import ConvertJob, ConvertWork
 from wds_async.tools.copying import CopyJob, CopyWork
 from wds_async.tools.create.work import CreateJob, CreateWork
 
@@ -26,7 +26,7 @@ _KINDS: dict[str, tuple[Any, type[Job]]] = {
     "index": (IndexWork, IndexJob),
     "create": (CreateWork, CreateJob),
     "copy": (CopyWork, CopyJob),
-    "convert": (ConvertWork, Job),
+    "convert": (ConvertWork, ConvertJob),
 }
 
 

@@ -1,4 +1,4 @@
-"""Examples as samples, and samples as Examples."""
+"""Examples, and the columns of other formats, as samples; and samples as those."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from wds_async.errors import ConfigError
 from wds_async.tools.convert.tfrecord import Values
 
-__all__ = ["KEY", "features_of", "fields_of", "key_of"]
+__all__ = ["KEY", "check_field", "features_of", "fields_of", "image_suffix", "key_of"]
 
 KEY = "__key__"
 _NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
@@ -72,7 +72,7 @@ def key_of(features: Mapping[str, Values], feature: str) -> str:
 def _data(feature: str, kind: str, values: list[Any]) -> bytes:
     """Return a feature as the bytes of one field."""
     if len(values) == 1 and kind != "float":
-        return values[0] if kind == "bytes" else str(values[0]).encode("ascii")
+        return str(values[0]).encode("ascii") if kind == "int64" else values[0]
     try:
         plain = [value.decode("utf-8") for value in values] if kind == "bytes" else values
     except UnicodeDecodeError:
@@ -83,7 +83,9 @@ def _data(feature: str, kind: str, values: list[Any]) -> bytes:
 def _named(feature: str, kind: str, values: list[Any]) -> Iterator[tuple[str, bytes]]:
     """Yield the fields of a feature, with suffixes by its values."""
     name = re.sub(r"[^\w.-]", "_", feature.lower().replace("/", ".")).strip(".") or "feature"
-    if kind == "bytes" and not (len(values) > 1 and all(map(_is_text, values))):
+    if kind.startswith("."):
+        yield f"{name}{kind}", _data(feature, kind, values)
+    elif kind == "bytes" and not (len(values) > 1 and all(map(_is_text, values))):
         for number, value in enumerate(values):
             part = f"{name}.{number}" if len(values) > 1 else name
             yield f"{part}.{_suffix(value)}", value
@@ -93,10 +95,15 @@ def _named(feature: str, kind: str, values: list[Any]) -> Iterator[tuple[str, by
 
 
 def _suffix(value: bytes) -> str:
+    return image_suffix(value) or ("txt" if _is_text(value) else "bin")
+
+
+def image_suffix(value: bytes) -> str:
+    """Return ``jpg``, ``png`` or ``webp`` for such an image, else ""."""
     for magic, at, suffix in _MAGIC:
         if value.startswith(magic, at) and (not at or value.startswith(b"RIFF")):
             return suffix
-    return "txt" if _is_text(value) else "bin"
+    return ""
 
 
 def _is_text(value: bytes) -> bool:

@@ -7,7 +7,7 @@ masked CRC-32C of that. An Example is a map from names to lists: of bytes, of fl
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from crc32c import crc32c
@@ -15,10 +15,11 @@ from crc32c import crc32c
 from wds_async.errors import CorruptShard, FieldTooLarge, ShardFormatError, TruncatedShard
 from wds_async.tar.source import ByteSource
 
-__all__ = ["MAX_RECORD_BYTES", "Values", "example_of", "framed", "message_of", "records"]
+__all__ = ["MAX_RECORD_BYTES", "Values", "example_of", "framed", "message_of", "records", "samples"]
 
 Values = tuple[str, list[Any]]
-"""A feature: ``bytes``, ``float`` or ``int64`` ("" for one without any of these lists), and its values."""
+"""A feature: ``bytes``, ``float`` or ``int64`` ("" for one without any of these lists), and its values; or a suffix,
+``.json``, which tells what the only value is."""
 MAX_RECORD_BYTES = 1 << 30
 _KINDS = {1: "bytes", 2: "float", 3: "int64"}
 _LENGTH = struct.Struct("<Q")
@@ -65,6 +66,13 @@ def records(source: ByteSource, limit: int = MAX_RECORD_BYTES) -> Iterator[tuple
             raise source.error(CorruptShard, f"{where}: the checksum of its {size:,} bytes does not match", start)
         yield data, start + _HEAD_BYTES
         number += 1
+
+
+def samples(source: ByteSource, wanted: Collection[str] | None) -> Iterator[tuple[int, dict[str, Values]]]:
+    """Yield the offset of each record in the stream, and the features of its Example. Raise what `records` and
+    `example_of` raise."""
+    for data, start in records(source):
+        yield start - _HEAD_BYTES, example_of(data, source, start)
 
 
 class _Malformed(Exception):
