@@ -113,6 +113,32 @@ def test_arrow_batches_have_the_bytes_of_the_shards(urls: list[str]) -> None:
         list(wds.arrow_batches(urls, batch_bytes="many"))
 
 
+def test_samples_as_arrow_batches(urls: list[str]) -> None:
+    need_package("pyarrow")
+    import pyarrow as pa
+
+    dataset = wds.WebDataset(urls, shardshuffle=False).decode("rgb8").rename(image="png", label="cls", keep=False)
+    samples = list(dataset)
+    first = samples[0]["image"]
+    batches = list(dataset.to_arrow_batches(7))
+    assert {len(batch) for batch in batches[:-1]} == {7}
+    table = pa.Table.from_batches(batches)
+    assert table["label"].to_pylist() == [sample["label"] for sample in samples]
+    assert table["label"].type == pa.int64()
+    assert table["image"][0].as_py() == first.tolist()
+
+    def lacks(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"a": sample["label"]} if sample["label"] % 2 else {"b": "text"}
+
+    mixed = pa.Table.from_batches(dataset.map(lacks).to_arrow_batches())
+    assert set(mixed.column_names) == {"__key__", "a", "b"}
+    assert mixed.select(["b", "a"]).slice(0, 2).to_pylist() == [{"b": "text", "a": None}, {"b": None, "a": 1}]
+    schema = pa.schema([("a", pa.int8()), ("c", pa.string())])
+    assert next(iter(dataset.map(lacks).to_arrow_batches(schema=schema))).schema == schema
+    with pytest.raises(ConfigError, match="batchsize"):
+        next(dataset.to_arrow_batches(0))
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_hugging_face_reads_ours_and_we_read_theirs(urls: list[str], tmp_path: Path) -> None:
     need_package("datasets")

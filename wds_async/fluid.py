@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 from wds_async.arguments import check_size
@@ -43,6 +44,15 @@ class FluidInterface(FilterMethods, OlderMethods):
         from wds_async.observe import doctor  # noqa: PLC0415 (only where asked for)
 
         return doctor.what_bounds(self)
+
+    def to_arrow_batches(self, batchsize: int = 1000, schema: Any = None) -> Iterator[Any]:
+        """Yield the samples, which are dicts, as ``pyarrow.RecordBatch`` of ``batchsize`` rows: a column for each field
+        of any of them, null where one lacks it. Texts, numbers, bytes and lists keep their types, arrays become lists.
+
+        ``schema``: a ``pyarrow.Schema``, so that all batches have the same columns and types. `arrow_batches` is faster
+        for undecoded shards. MissingExtra without pyarrow; an error of pyarrow for what has no type in Arrow.
+        """
+        return batch.record_batches(self, batchsize, schema)
 
     def shuffle(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from wds_async import batch_memory, packages
@@ -12,7 +12,7 @@ from wds_async.checkpoint.states import Rest
 from wds_async.stages import Traits, pipelinefilter
 from wds_async.tracebacks import located
 
-__all__ = ["batched", "default_collation_fn", "tree_collation_fn", "unbatched", "unlisted"]
+__all__ = ["batched", "default_collation_fn", "record_batches", "tree_collation_fn", "unbatched", "unlisted"]
 
 
 def _combine(path: tuple[Any, ...], values: list[Any], combine_tensors: bool, combine_scalars: bool) -> Any:
@@ -214,3 +214,19 @@ def _columns(batch: dict[Any, Any]) -> list[Any]:
 
 
 unbatched = pipelinefilter(_unbatched, traits=Traits(takes_batches=True, state=Rest))
+
+
+def record_batches(samples: Iterable[Mapping[str, Any]], batchsize: int, schema: Any = None) -> Iterator[Any]:
+    """Yield ``samples`` as ``pyarrow.RecordBatch`` of ``batchsize`` rows. See `FluidInterface.to_arrow_batches`."""
+    arrow = packages.optional("pyarrow", "to_arrow_batches", "arrow")
+    size = check_size("to_arrow_batches", "batchsize", batchsize, at_least=1)
+    rows = iter(samples)
+    while batch := list(itertools.islice(rows, size)):
+        names = schema.names if schema is not None else list(dict.fromkeys(itertools.chain.from_iterable(batch)))
+        columns = {name: [_without_dimensions(row.get(name)) for row in batch] for name in names}
+        yield arrow.RecordBatch.from_pydict(columns, schema=schema)
+
+
+def _without_dimensions(value: Any) -> Any:
+    """Return an array of several dimensions, a numpy number or a tensor as what Arrow takes: lists, numbers."""
+    return value.tolist() if hasattr(value, "tolist") and getattr(value, "ndim", 0) != 1 else value
