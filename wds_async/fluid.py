@@ -52,6 +52,7 @@ class FluidInterface(FilterMethods, OlderMethods):
         ``schema``: a ``pyarrow.Schema``, so that all batches have the same columns and types. `arrow_batches` is faster
         for undecoded shards. MissingExtra without pyarrow; an error of pyarrow for what has no type in Arrow.
         """
+        assert isinstance(self, DataPipeline)
         return batch.record_batches(self, batchsize, schema)
 
     def shuffle(
