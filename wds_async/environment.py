@@ -263,6 +263,12 @@ VARIABLES: tuple[Variable, ...] = (
             "a name of it that stays when its address changes, such as its node's (`peer_name`)",
         ),
         ("WDS_AIS_FALLBACK", FLAG, False, "1: read the bucket itself when AIStore cannot be reached"),
+        (
+            "WDS_AIS_GET_BATCH",
+            FLAG,
+            False,
+            "1: random access reads many samples by one request of AIStore 5.0 (GetBatch)",
+        ),
         ("AIS_AUTHN_TOKEN", SECRET, "", "AIStore's token, sent to its proxy only"),
         ("AIS_AUTHN_TOKEN_FILE", TEXT, "", "JSON file with the token; unset: ais/cli/auth.token in ~/.config"),
         ("AIS_SKIP_VERIFY_CRT", FLAG, False, "1: do not verify AIStore's TLS certificates"),

@@ -159,3 +159,22 @@ def test_the_map_of_the_cluster(double: AisDouble, client: Any) -> None:
     before = len(double.at("proxy"))
     assert client.bucket("b").object("x").get_reader(direct=True).read_all() == b"x"
     assert len(double.at("proxy")) <= before + 1
+
+
+def test_a_batch_of_ranges(double: AisDouble, client: Any) -> None:
+    body = data(70_000)
+    shard = make_tar([("a/1.txt", b"text"), ("a/1.cls", b"7")])
+    double.put("gcp/b/x", body)
+    double.put("ais/other/s.tar", shard)
+    batch = client.batch(bucket=client.bucket("b", provider="gcp"))
+    batch.add("x", start=512, length=60_000).add("missing").add("x", start=69_990, length=-1).add("x")
+    batch.add("s.tar", archpath="a/1.cls", bck="other", provider="ais")
+    batch.add("s.tar", length=512, bck="other", provider="ais")
+    found = list(batch.get())
+    assert [content for _, content in found] == [body[512:60_512], b"", body[69_990:], body, b"7", shard[:512]]
+    assert [bool(out.err_msg) for out, _ in found] == [False, True, False, False, False, False]
+    assert double.batches[0][0] == {"objname": "x", "bucket": "b", "provider": "gcp", "start": 512, "length": 60_000}
+    assert [seen.node for seen in double.seen] == ["proxy", double.seen[1].node]
+    double.batch_ranges = None
+    with pytest.raises(aistore.sdk.errors.AISError):
+        list(batch.add("x").get())

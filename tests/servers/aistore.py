@@ -97,6 +97,10 @@ class AisDouble:
         self.etls: dict[str, Callable[[bytes, str], bytes]] = {}
         self.redirects_to: str | None = None
         """Where the proxy sends everything, in place of its targets."""
+        self.batch_ranges: bool | None = True
+        """Whether batches may be of ranges: False sends whole objects, as AIStore 4; None: there are no batches."""
+        self.batches: list[list[dict[str, Any]]] = []
+        """Entries of the batches that targets were asked for."""
         self._buckets: dict[str, dict[str, _Object]] = {}
         self._nodes = ["proxy", *(f"t{i}" for i in range(targets))]
         self._ports: dict[str, int] = {}
@@ -241,6 +245,11 @@ class AisDouble:
             return self._redirect(where, urllib.parse.urlencode(short), 307 if parts[1] == "s3" else None, request)
         if path.startswith("/v1/buckets/"):
             return await self._bucket(request, urllib.parse.unquote(path.removeprefix("/v1/buckets/")), query)
+        if path.startswith("/v1/ml/moss") and self.batch_ranges is not None:
+            if not json.loads(await request.read())["in"]:
+                raise _Refused(400, "moss: empty input")
+            where = f"{path}/xid/wid/{len(self._nodes) - 1}"
+            return self._redirect(where, request.raw_path.partition("?")[2], 307, request)
         if path.startswith("/v1/objects/"):
             return self._redirect(path, request.raw_path.partition("?")[2], None, request)
         raise _Refused(400, f"invalid request URI {path!r}")
@@ -341,10 +350,13 @@ class AisDouble:
     async def _at_target(
         self, request: web.BaseRequest, path: str, query: dict[str, str], scripted: Scripted | None
     ) -> web.StreamResponse:
-        if not path.startswith("/v1/objects/"):
+        is_batch = path.startswith("/v1/ml/moss/")
+        if not path.startswith("/v1/objects/") and not is_batch:
             raise _Refused(400, f"invalid request URI {path!r}")
         if request.headers.get("Authorization"):
             raise _Refused(400, "the double's targets want no token: it is the proxy's")
+        if is_batch:
+            return await self._batch(request, path, query, scripted)
         if self.signs and query.get("sig") != self._signature(path):
             raise _Refused(401, "invalid or expired signature")
         bucket, _, raw = path.removeprefix("/v1/objects/").partition("/")
@@ -374,6 +386,34 @@ class AisDouble:
                 return await _chunked(request, _matching(data, query["archregx"], query.get("archmode", "")))
             data = _member(data, query["archpath"], f"{_shown(uname)}/{name}")
         return await self._served(request, data, headers, scripted)
+
+    async def _batch(
+        self, request: web.BaseRequest, path: str, query: dict[str, str], scripted: Scripted | None
+    ) -> web.StreamResponse:
+        """Answer with a tar of what the entries name, in their order: objects, members of archives, ranges of both."""
+        wanted = json.loads(await request.read())
+        if wanted.get("mime") not in (None, "", ".tar") or not wanted.get("strm"):
+            raise _Refused(501, "the double's batches are streamed tars")
+        self.batches.append(wanted["in"])
+        named = path.removeprefix("/v1/ml/moss/").split("/")[:-3]
+        out = io.BytesIO()
+        with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            for entry in wanted["in"]:
+                bucket = entry.get("bucket") or named[0]
+                uname = _uname(bucket, {"provider": entry.get("provider") or query.get("provider", "")})
+                name = entry["objname"] if wanted.get("onob") else f"{bucket}/{entry['objname']}"
+                stored = self._objects(uname).get(entry["objname"])
+                if stored is None and not wanted.get("coer"):
+                    raise _Refused(404, f'object "{_shown(uname)}/{entry["objname"]}" does not exist')
+                data = stored.data if stored is not None else b""
+                if entry.get("archpath"):
+                    name, data = f"{name}/{entry['archpath']}", _member(data, entry["archpath"], name)
+                if stored is not None and self.batch_ranges:
+                    data = _range_of(entry, data)
+                info = tarfile.TarInfo(name if stored is not None else f"__404__/{name}")
+                info.size = len(data)
+                archive.addfile(info, io.BytesIO(data))
+        return await self._served(request, out.getvalue(), {}, scripted)
 
     async def _served(
         self, request: web.BaseRequest, data: bytes, headers: dict[str, str], scripted: Scripted | None
@@ -470,6 +510,17 @@ def _error(request: web.BaseRequest, node: str, refused: _Refused) -> web.Respon
     return web.Response(
         status=refused.status, body=said.encode(), content_type="application/json", headers=refused.headers
     )
+
+
+def _range_of(entry: dict[str, Any], data: bytes) -> bytes:
+    """Return the range that an entry of a batch names: all for none, and up to the end for the length -1."""
+    start, length = entry.get("start", 0), entry.get("length", 0)
+    if not start and not length:
+        return data
+    length = len(data) - start if length == -1 else length
+    if start < 0 or length <= 0 or start + length > len(data):
+        raise _Refused(416, f"start={start},length={length} of {len(data)}")
+    return data[start : start + length]
 
 
 def _span(asked: str, size: int) -> tuple[int, int] | None:

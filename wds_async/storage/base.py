@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import functools
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -418,6 +418,12 @@ class Backend:
     def expect(self, location: Location) -> None:
         """Note that the shard will be read soon, after those before. Must cost nothing, and never raise."""
 
+    async def batch(self, wanted: Sequence[tuple[Location, int, int]]) -> Sequence[memoryview | None] | None:
+        """Return ranges of objects (location, start, stop), read by one request, whatever the objects' versions are.
+        None in place of a range: it has to be read by a request of its own, which raises what is wrong. None in place
+        of all: no request was made."""
+        return None
+
     async def remote_checksum(self, location: Location) -> Checksum | None:
         """Request the checksum of the whole object (``verify="always"``); None where the store keeps none."""
         return None
@@ -472,6 +478,9 @@ class BackendWrapper(Backend):
 
     def expect(self, location: Location) -> None:
         self.store.expect(location)
+
+    async def batch(self, wanted: Sequence[tuple[Location, int, int]]) -> Sequence[memoryview | None] | None:
+        return await self.store.batch(wanted)
 
     async def remote_checksum(self, location: Location) -> Checksum | None:
         return await self.store.remote_checksum(location)

@@ -72,6 +72,8 @@ class StoreSpec:
     """``f(target) -> bool``: whether a routed URL can be read from its own store too."""
     announced: bool = False
     """True if its backend is told of each shard when it is queued (`Backend.expect`)."""
+    batches: bool = False
+    """True if its backend may read ranges of many objects by one request (`Backend.batch`)."""
 
     buckets: bool = False
     """True if a URL names a bucket and the configuration names the server."""

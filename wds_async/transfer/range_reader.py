@@ -16,7 +16,7 @@ from wds_async.config import TransferConfig
 from wds_async.errors import ReaderClosed, TruncatedShard
 from wds_async.redact import redact
 from wds_async.storage.options import NOTHING_GIVEN, StorageOptions
-from wds_async.transfer.ranges import LARGEST_PART_BYTES, Facts, RangeFetcher
+from wds_async.transfer.ranges import LARGEST_PART_BYTES, LEAST_RANGES, Facts, RangeFetcher
 from wds_async.transfer.rate_limits import OriginLimits
 from wds_async.transfer.traffic import Traffic
 
@@ -105,6 +105,7 @@ class _Running:
         self._arguments = (config, options, traffic, before_request)
         self._part_bytes = min(LARGEST_PART_BYTES, config.part_bytes)
         self._fetcher: RangeFetcher | None = None
+        self._compared: set[tuple[str, str]] = set()
         self._thread = LoopThread("wds-async-ranges", at_end=self._end)
         self._thread.start()
 
@@ -147,14 +148,27 @@ class _Running:
                 before_request=before_request,
             )
         buffers = [bytearray(one.stop - one.start) for one in wanted]
+        may_batch = len(wanted) >= LEAST_RANGES and self._fetcher.batches(wanted[0].url)
         try:
+            filled = await self._batched(self._fetcher, wanted, buffers) if may_batch else ()
             async with asyncio.TaskGroup() as group:
-                for one, buffer in zip(wanted, buffers, strict=True):
-                    for at in range(0, len(buffer), self._part_bytes):
+                for i, (one, buffer) in enumerate(zip(wanted, buffers, strict=True)):
+                    for at in range(0, 0 if i in filled else len(buffer), self._part_bytes):
                         group.create_task(self._fill(self._fetcher, one, buffer, at))
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from None
+        if may_batch:
+            self._compared.update((one.url, one.facts.version) for one in wanted if one.facts is not None)
         return buffers
+
+    async def _batched(
+        self, fetcher: RangeFetcher, wanted: Sequence[WantedRange], buffers: Sequence[bytearray]
+    ) -> set[int]:
+        """Fill the buffers of ranges that come in batches; return their numbers. As a batch does not tell the versions
+        of its objects, one that must have a version is not among them before a range of it was read by itself."""
+        may = [i for i, one in enumerate(wanted) if one.facts is None or (one.url, one.facts.version) in self._compared]
+        filled = await fetcher.batch([(wanted[i].url, wanted[i].start, buffers[i]) for i in may])
+        return {may[n] for n in filled}
 
     async def _fill(self, fetcher: RangeFetcher, one: WantedRange, buffer: bytearray, at: int) -> None:
         """Read the part that begins at ``at`` in ``buffer``."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, cast
@@ -42,6 +42,7 @@ from wds_async.transfer.window import Part, Shard
 
 __all__ = [
     "LARGEST_PART_BYTES",
+    "LEAST_RANGES",
     "Facts",
     "OpenObject",
     "OpenObjects",
@@ -54,7 +55,11 @@ __all__ = [
 LARGEST_PART_BYTES = LARGEST_BYTES
 """No part may be longer, whatever the memory."""
 
+LEAST_RANGES = 16
+"""Ranges of a batch; AIStore's documents advise against fewer."""
+
 _PIECE_BYTES = 1 << 20
+_BATCH_BYTES, _BATCHES_AT_ONCE = 32 << 20, 4
 _END_WITHIN_S = 1.5
 _TURN_S = 0.001
 _KEPT_S = 10.0
@@ -386,6 +391,63 @@ class RangeFetcher:
             if slab is not None:
                 self._memory.give_back(slab, view)
             self._objects.leave(obj)
+
+    def batches(self, url: str) -> bool:
+        """Return whether the store of ``url`` may send ranges of many objects by one request (`batch`)."""
+        return locate(url, options=self._options).spec.batches
+
+    async def batch(self, wanted: Sequence[tuple[str, int, bytearray]]) -> set[int]:
+        """Fill buffers with bytes of objects (URL, start, buffer) that their stores send by few requests. Return the
+        numbers of those that are filled: each of the others has to be read as a `part`.
+
+        There are no retries, and the versions of the objects are not compared.
+        """
+        chunks: dict[str, list[list[tuple[int, Location]]]] = {}
+        sizes: dict[str, int] = {}
+        for i, (url, _, buffer) in enumerate(wanted):
+            location = locate(url, options=self._options)
+            if not location.spec.batches or not 0 < len(buffer) <= _BATCH_BYTES:
+                continue
+            origin = origin_of(location)
+            sizes[origin] = sizes.get(origin, _BATCH_BYTES) + len(buffer)
+            if sizes[origin] > _BATCH_BYTES:
+                chunks.setdefault(origin, []).append([])
+                sizes[origin] = len(buffer)
+            chunks[origin][-1].append((i, location))
+        filled: set[int] = set()
+        at_once = asyncio.Semaphore(_BATCHES_AT_ONCE)
+        async with self._at_work(), asyncio.TaskGroup() as tasks:
+            for origin, several in chunks.items():
+                for places in several:
+                    if len(places) >= LEAST_RANGES:
+                        tasks.create_task(self._batch(origin, places, wanted, filled, at_once))
+        return filled
+
+    async def _batch(
+        self,
+        origin: str,
+        places: Sequence[tuple[int, Location]],
+        wanted: Sequence[tuple[str, int, bytearray]],
+        filled: set[int],
+        at_once: asyncio.Semaphore,
+    ) -> None:
+        """Fill those buffers of ``wanted`` that are at ``places`` (numbers and locations), by one request."""
+        self._before_request()
+        ranges = [(location, wanted[i][1], wanted[i][1] + len(wanted[i][2])) for i, location in places]
+        async with at_once, self._limits.permit(origin, sum(stop - start for _, start, stop in ranges)) as permit:
+            began, backend = self._loop.time(), self._resources.backends.of(places[0][1])
+            read = await backend.batch(ranges)
+            permit.settle(sum(len(view) for view in read or () if view is not None))
+            if read is None:
+                return
+            for (i, _), view in zip(places, read, strict=True):
+                if view is not None:
+                    wanted[i][2][:] = view
+                    filled.add(i)
+        traffic = self._read.counters.traffic.of(origin)
+        traffic.requests += 1
+        traffic.bytes += permit.received_bytes or 0
+        traffic.seconds.add(self._loop.time() - began)
 
     @contextlib.asynccontextmanager
     async def stream(self, url: str) -> AsyncIterator[tuple[Facts, AsyncIterator[memoryview]]]:

@@ -127,7 +127,7 @@ def test_settings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert given.endpoint == "https://q"
     assert (given.tls.verify, given.tls.ca_file) == (True, "other")
     assert "MARKED" not in repr(given)
-    with pytest.raises(ConfigError, match=f"anon means nothing here; it takes {', '.join(OPTIONS)}"):
+    with pytest.raises(ConfigError, match=f"anon means nothing here; it takes {', '.join(list(OPTIONS)[:6])}"):
         Cluster.of({"anon": True})
 
 

@@ -11,6 +11,7 @@ SPEC = StoreSpec(
     sink="wds_async.storage.ais.put:AisSink",
     deadlines=True,
     announced=True,
+    batches=True,
     buckets=True,
     object_store=True,
     has_query=True,

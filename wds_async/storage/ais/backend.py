@@ -13,7 +13,7 @@ import io
 import json
 import re
 import urllib.parse
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Any
 
@@ -21,6 +21,7 @@ from wds_async.config import transfer_config
 from wds_async.errors import UrlError
 from wds_async.redact import redact
 from wds_async.storage import retry
+from wds_async.storage.ais.batches import BatchRequests
 from wds_async.storage.ais.handed import FileRequests
 from wds_async.storage.ais.plans import Announcer
 from wds_async.storage.ais.urls import ANONYMOUS, AisObject, Cluster, cluster_for, has_own_store, read_token
@@ -163,6 +164,7 @@ class AisBackend(CloudBackend):
         self._identity, self._token_file = ANONYMOUS, ""
         self._announcer = Announcer(self._http.send)
         self._files: FileRequests | None = None
+        self._batches = BatchRequests(self._http)
 
     async def access(self, location: Location) -> Access:
         cluster, place = self._cluster(location.target), AisObject.of(location.target)
@@ -245,6 +247,15 @@ class AisBackend(CloudBackend):
 
     def expect(self, location: Location) -> None:
         self._announcer.expect((location.target,))
+
+    async def batch(self, wanted: Sequence[tuple[Location, int, int]]) -> Sequence[memoryview | None] | None:
+        cluster = self._cluster(wanted[0][0].target)
+        if not cluster.get_batch:
+            return None
+        ranges = [(AisObject.of(location.target), start, stop) for location, start, stop in wanted]
+        if not self._batches.takes(ranges):
+            return None
+        return await self._batches.read(cluster, await self._request(cluster, ""), ranges)
 
     async def remote_checksum(self, location: Location) -> Checksum | None:
         cluster, place = self._cluster(location.target), AisObject.of(location.target)

@@ -51,6 +51,7 @@ OPTIONS = {
     "ca_file": "AIS_CLIENT_CA",
     "certificate": "AIS_CRT",
     "key": "AIS_CRT_KEY",
+    "get_batch": "WDS_AIS_GET_BATCH",
 }
 """The names of ``storage_options={"ais": {…}}``, each with the variable that says the same (``verify=False`` is
 ``AIS_SKIP_VERIFY_CRT=1``)."""
@@ -115,6 +116,10 @@ class AisObject:
         """Return the URL that lists its bucket at the proxy ``endpoint``."""
         return f"{endpoint}/v1/buckets/{self.bucket}?{self._parameters()}"
 
+    def batch_url(self, endpoint: str) -> str:
+        """Return the URL at the proxy ``endpoint`` that reads ranges of objects of its bucket (see `batches`)."""
+        return f"{endpoint}/v1/ml/moss/{self.bucket}?provider={self.provider}"
+
     def _parameters(self) -> str:
         pairs = [("provider", self.provider), *([("namespace", self.namespace)] if self.namespace else []), *self.query]
         return urllib.parse.urlencode(pairs, quote_via=urllib.parse.quote)
@@ -130,12 +135,14 @@ def _split_query(text: str) -> tuple[str, tuple[tuple[str, str], ...]]:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """The address and TLS of a cluster. ``token`` is the program's, "" for that of `read_token`."""
+    """The address and TLS of a cluster. ``token`` is the program's, "" for that of `read_token`; ``get_batch``: whether
+    ranges of many objects are read by one request (see `batches`)."""
 
     endpoint: str
     """``http://host:51080``, or ``unix:/path``."""
     tls: Tls
     token: str = field(default="", repr=False)
+    get_batch: bool = False
 
     @property
     def socket(self) -> str:
@@ -158,7 +165,11 @@ class Cluster:
         files = (
             str(options.get(name) or environment.value(OPTIONS[name])) for name in ("ca_file", "certificate", "key")
         )
-        return cls(_endpoint(options), Tls(bool(verify), *files), str(options.get("token") or ""))
+        get_batch = options.get("get_batch")
+        if get_batch is None:
+            get_batch = environment.value("WDS_AIS_GET_BATCH")
+        tls, token = Tls(bool(verify), *files), str(options.get("token") or "")
+        return cls(_endpoint(options), tls, token, bool(get_batch))
 
 
 def cluster_for(url: str, options: Mapping[str, Any]) -> Cluster:
