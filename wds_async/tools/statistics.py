@@ -1,50 +1,124 @@
-"""`ShardStatistics`: fields, sizes, classes, images and duplicates of shards; and `contact_sheet`, to look at them."""
+"""`ShardStatistics`: fields, sizes, classes, images and duplicates of shards, read by one process or by the tasks of
+`stats_job`; and `contact_sheet`, to look at them."""
 
 from __future__ import annotations
 
+import base64
+import bisect
 import collections
 import hashlib
 import io
 import json
 import math
-import random
+import operator
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from wds_async import packages
+from wds_async.distributed.attempts import add_traffic, skipped_entries
+from wds_async.distributed.engines.base import RankedEngine
+from wds_async.distributed.folder import JobFolder, job_url
+from wds_async.distributed.jobs import Job, OnProgress
+from wds_async.distributed.plan import Plan, planned
+from wds_async.distributed.tasks import Record, Task
+from wds_async.pipeline import DataPipeline
+from wds_async.reading.stage import tarfile_to_samples
 from wds_async.redact import redact
+from wds_async.storage.listing.expand import Urls
 
-__all__ = ["IMAGES", "FieldStatistics", "ImageStatistics", "ShardStatistics", "contact_sheet"]
+__all__ = [
+    "IMAGES", "FieldStatistics", "ImageStatistics", "PartStatistics", "ShardStatistics", "StatsJob", "StatsWork",
+    "contact_sheet", "stats_job",
+]  # fmt: skip
 
 IMAGES = frozenset(["jpg", "jpeg", "png", "webp", "ppm", "pgm", "pbm", "tif", "tiff", "gif", "bmp", "img", "image"])
 _NUMBERS = frozenset(["cls", "cls2", "class", "count", "index", "inx", "id"])
+_DOCUMENTS = frozenset(["json", "jsn"])
+_OTHERS, _NO_JSON = "(others)", "(no JSON)"
 _MOST_VALUES = 10_000
 _MOST_NAMES = 1000
 _MOST_NAMED = 20
 _SIZES_KEPT = 10_000
+_DIGEST_BYTES = 16
 
 
-class _Reservoir:
-    """A sample of what passes by, each with the same probability (Vitter's algorithm R)."""
+class SizeCounts:
+    """Counts by size: exact for 10,000 different sizes; with more of them all are rounded down to as many significant
+    bits as leave no more than 10,000, at least eight. It depends on the sizes alone, and not on their order."""
 
-    def __init__(self, most: int, seed: int = 0) -> None:
-        self.most, self.count, self.items = most, 0, list[Any]()
-        self._random = random.Random(seed)
+    def __init__(self) -> None:
+        self.counts: Counter[int] = Counter()
+        self.bits = 64
 
-    def place(self) -> int | None:
-        """Return where the next item goes; None if it is passed over."""
-        self.count += 1
-        if len(self.items) < self.most:
-            self.items.append(None)
-            return len(self.items) - 1
-        place = self._random.randrange(self.count)
-        return place if place < self.most else None
+    def add(self, size: int, count: int = 1) -> None:
+        """Count ``size``."""
+        self.counts[self._rounded(size)] += count
+        while len(self.counts) > _SIZES_KEPT:
+            self._round_to(self.bits - 1)
 
-    def add(self, item: Any) -> None:
-        if (place := self.place()) is not None:
-            self.items[place] = item
+    def values(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return {"bits": self.bits, "counts": list(self.counts.items())}
+
+    def merge(self, values: Mapping[str, Any]) -> None:
+        """Add the `values` of another."""
+        if values["bits"] < self.bits:
+            self._round_to(values["bits"])
+        for size, count in values["counts"]:
+            self.add(size, count)
+
+    def quantile(self, share: float) -> int:
+        """Return the size that ``share`` of all do not exceed; 0 of none."""
+        left = math.ceil(share * self.counts.total())
+        for size in sorted(self.counts):
+            left -= self.counts[size]
+            if left <= 0:
+                return size
+        return 0
+
+    def _rounded(self, size: int) -> int:
+        excess = size.bit_length() - self.bits
+        return size >> excess << excess if excess > 0 else size
+
+    def _round_to(self, bits: int) -> None:
+        self.bits, before, self.counts = bits, self.counts, Counter()
+        for size, count in before.items():
+            self.counts[self._rounded(size)] += count
+
+
+class PictureChoice:
+    """A random choice of ``most`` pictures: those with the smallest hash of seed, shard and key, so that it does not
+    depend on what counts them in which order. Only hashes ``below`` are taken. ``items`` are hash, key, data, label."""
+
+    def __init__(self, most: int, seed: int = 0, below: int = 1 << 64) -> None:
+        self.most, self.seed, self.items = most, seed, list[tuple[int, str, bytes, str]]()
+        self.below = below if most else 0
+
+    def rank(self, shard: str, key: str) -> int | None:
+        """Return the hash of a picture; None where it is not chosen."""
+        if not self.below:
+            return None
+        name = f"{self.seed}\0{shard}\0{key}".encode("utf-8", "surrogatepass")
+        rank = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big")
+        return rank if rank < self.below else None
+
+    def add(self, rank: int, key: str, data: bytes, label: str) -> None:
+        """Take a picture, in place of the one with the largest hash; of equal ones the first stays."""
+        if rank < self.below:
+            bisect.insort(self.items, (rank, key, data, label), key=operator.itemgetter(0))
+            del self.items[self.most :]
+            if len(self.items) == self.most:
+                self.below = self.items[-1][0]
+
+
+def _count(counts: Counter[Any], most: int, key: Any, count: int) -> bool:
+    """Count ``key``; return False where it is new and there are ``most``."""
+    if key not in counts and len(counts) >= most:
+        return False
+    counts[key] += count
+    return True
 
 
 @dataclass
@@ -58,7 +132,6 @@ class ImageStatistics:
     bad: int = 0
     least: tuple[int, int] = (0, 0)
     most: tuple[int, int] = (0, 0)
-    pixels: int = 0
 
     def add(self, data: bytes, key: str, place: str, decode: bool) -> None:
         """Count an image; with ``decode`` it is decoded to its end."""
@@ -73,18 +146,36 @@ class ImageStatistics:
             if len(self.unreadable) < _MOST_NAMED:
                 self.unreadable.append((key, place, f"{type(exn).__name__}: {str(exn).partition(' <_io')[0]}"))
             return
-        if size in self.sizes or len(self.sizes) < _MOST_VALUES:
-            self.sizes[size] += 1
+        _count(self.sizes, _MOST_VALUES, size, 1)
         self.formats[kind] += 1
-        self.pixels += size[0] * size[1]
-        self.least = size if not self.least[0] else (min(self.least[0], size[0]), min(self.least[1], size[1]))
-        self.most = (max(self.most[0], size[0]), max(self.most[1], size[1]))
+        self._widen(size, size)
+
+    def values(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        counts = {"sizes": list(self.sizes.items()), "formats": list(self.formats.items())}
+        bounds = {"least": self.least, "most": self.most}
+        return {**counts, **bounds, "unreadable": self.unreadable, "bad": self.bad}
+
+    def merge(self, values: Mapping[str, Any]) -> None:
+        """Add the `values` of images behind these."""
+        for size, count in values["sizes"]:
+            _count(self.sizes, _MOST_VALUES, tuple(size), count)
+        for kind, count in values["formats"]:
+            self.formats[kind] += count
+        self.unreadable += map(tuple, values["unreadable"][: _MOST_NAMED - len(self.unreadable)])
+        self.bad += values["bad"]
+        self._widen(values["least"], values["most"])
+
+    def _widen(self, least: Sequence[int], most: Sequence[int]) -> None:
+        if least[0]:
+            first = not self.least[0]
+            self.least = (least[0], least[1]) if first else (min(self.least[0], least[0]), min(self.least[1], least[1]))
+        self.most = (max(self.most[0], most[0]), max(self.most[1], most[1]))
 
 
 @dataclass
 class FieldStatistics:
-    """One field: how many samples have it, and the sizes in bytes. ``values`` are counts of classes, or of the names in
-    documents."""
+    """One field: how many samples have it, the sizes in bytes, and what is in it."""
 
     name: str
     count: int = 0
@@ -92,11 +183,10 @@ class FieldStatistics:
     least: int = 0
     most: int = 0
     largest: str = ""
-    values: Counter[str] = field(default_factory=Counter)
+    found: Counter[str] = field(default_factory=Counter)
+    """Counts of classes, or of the names in documents."""
     images: ImageStatistics | None = None
-
-    def __post_init__(self) -> None:
-        self._sizes = _Reservoir(_SIZES_KEPT)
+    sizes: SizeCounts = field(default_factory=SizeCounts)
 
     @property
     def extension(self) -> str:
@@ -106,100 +196,265 @@ class FieldStatistics:
     def add(self, data: bytes, key: str, place: str, decode: bool) -> None:
         """Count the field of a sample."""
         size = len(data)
-        if not self.count or size < self.least:
-            self.least = size
-        if size > self.most or not self.count:
-            self.most, self.largest = size, key
+        self._widen(size, size, key)
         self.count += 1
         self.size_bytes += size
-        self._sizes.add(size)
+        self.sizes.add(size)
         if self.extension in IMAGES:
             self.images = self.images or ImageStatistics()
             self.images.add(data, key, place, decode)
         elif self.extension in _NUMBERS:
-            self._value(data.decode("utf-8", "replace").strip())
-        elif self.extension in ("json", "jsn"):
-            self._document(data)
+            self._find(data.decode("utf-8", "replace").strip())
+        elif self.extension in _DOCUMENTS:
+            for name in _names(data):
+                self._find(name)
+
+    def values(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        plain = {name: getattr(self, name) for name in ("count", "size_bytes", "least", "most", "largest")}
+        images = self.images and self.images.values()
+        return {**plain, "sizes": self.sizes.values(), "found": list(self.found.items()), "images": images}
+
+    def merge(self, values: Mapping[str, Any]) -> None:
+        """Add the `values` of this field in samples behind these."""
+        self._widen(values["least"], values["most"], values["largest"])
+        self.count += values["count"]
+        self.size_bytes += values["size_bytes"]
+        self.sizes.merge(values["sizes"])
+        for value, count in values["found"]:
+            self._find(value, count)
+        if values["images"] is not None:
+            self.images = self.images or ImageStatistics()
+            self.images.merge(values["images"])
 
     def quantile(self, share: float) -> int:
-        """Return the size that ``share`` of the fields do not exceed: exact up to 10,000, else estimated."""
-        ordered = sorted(self._sizes.items)
-        return int(ordered[min(len(ordered) - 1, math.ceil(share * len(ordered)) - 1)]) if ordered else 0
+        """Return the size that ``share`` of the fields do not exceed: exact up to 10,000 different ones, else rounded
+        down by less than 1 %."""
+        return max(self.least, self.sizes.quantile(share))
 
-    def _value(self, value: str) -> None:
-        if value in self.values or len(self.values) < _MOST_VALUES:
-            self.values[value] += 1
-        else:
-            self.values["(others)"] += 1
+    def _widen(self, least: int, most: int, largest: str) -> None:
+        if not self.count or least < self.least:
+            self.least = least
+        if not self.count or most > self.most:
+            self.most, self.largest = most, largest
 
-    def _document(self, data: bytes) -> None:
-        try:
-            document = json.loads(data)
-        except ValueError:
-            self.values["(no JSON)"] += 1
-            return
-        names = document if isinstance(document, dict) else [f"({type(document).__name__})"]
+    def _find(self, value: str, count: int = 1) -> None:
+        most = _MOST_NAMES if self.extension in _DOCUMENTS else _MOST_VALUES
+        if value in (_OTHERS, _NO_JSON):
+            self.found[value] += count
+        elif not _count(self.found, most, value, count) and self.extension in _NUMBERS:
+            self.found[_OTHERS] += count
+
+
+def _names(data: bytes) -> Iterable[str]:
+    """Return the names in a document, or what it is instead of an object."""
+    try:
+        document = json.loads(data)
+    except ValueError:
+        return [_NO_JSON]
+    return document if isinstance(document, dict) else [f"({type(document).__name__})"]
+
+
+class PartStatistics:
+    """Statistics of one shard, to be merged by `ShardStatistics`, with its arguments. Only pictures with a hash
+    ``below`` are kept."""
+
+    def __init__(self, *, decode: bool, duplicates: str | None, pictures: int, seed: int, below: int = 1 << 64) -> None:
+        self.shard, self.samples = "", 0
+        self.fields: dict[str, FieldStatistics] = {}
+        self.kinds: Counter[tuple[str, ...]] = collections.Counter()
+        self.pictures = PictureChoice(pictures, seed, below)
+        self._decode, self._duplicates = decode, duplicates
+        self._digests, self._keys, self._offsets = bytearray(), list[str](), list[int]()
+
+    def add(self, sample: Any) -> None:
+        """Count one sample."""
+        self.shard = self.shard or redact(sample.shard)
+        self.samples += 1
+        key, place = sample["__key__"], f"{self.shard} @{sample.offset}"
+        names = sorted(name for name in sample if not name.startswith("_"))
+        self.kinds[tuple(names)] += 1
         for name in names:
-            if name in self.values or len(self.values) < _MOST_NAMES:
-                self.values[name] += 1
+            if name not in self.fields:
+                self.fields[name] = FieldStatistics(name)
+            self.fields[name].add(sample[name], key, place, self._decode)
+        self._keep_picture(sample, names, key)
+        if self._duplicates in sample:
+            self._digests += hashlib.blake2b(sample[self._duplicates], digest_size=_DIGEST_BYTES).digest()
+            self._keys.append(key)
+            self._offsets.append(sample.offset)
+
+    def _keep_picture(self, sample: Any, names: list[str], key: str) -> None:
+        image = next((name for name in names if name.rpartition(".")[2].lower() in IMAGES), None)
+        if image is not None and (rank := self.pictures.rank(self.shard, key)) is not None:
+            label = next((sample[name] for name in names if name.rpartition(".")[2] in _NUMBERS), b"")
+            self.pictures.add(rank, key, bytes(sample[image]), label.decode("utf-8", "replace")[:12])
+
+    def values(self) -> dict[str, Any]:
+        """Return it as JSON, with pictures as thumbnails."""
+        pictures = self.pictures.items
+        return {
+            "shard": self.shard,
+            "samples": self.samples,
+            "fields": [(name, one.values()) for name, one in self.fields.items()],
+            "kinds": list(self.kinds.items()),
+            "pictures": [(rank, key, _text(_thumbnail(data)), label) for rank, key, data, label in pictures],
+            "digests": _text(self._digests),
+            "places": list(zip(self._keys, self._offsets, strict=True)),
+        }
+
+
+def _text(data: bytes | bytearray) -> str:
+    return base64.b64encode(data).decode("ascii")
 
 
 class ShardStatistics:
     """Statistics of samples, in bounded memory (and 100 bytes a sample with ``duplicates``).
 
     ``duplicates`` is a field whose equal bytes are reported. ``pictures`` images (of the first image field) are kept
-    for a contact sheet, drawn with ``seed``. ``decode``: images are decoded, and not only their headers read.
+    for a contact sheet, as thumbnails; ``seed`` chooses them. ``decode``: images are decoded, and not only their
+    headers read.
+
+    Each shard is counted by itself (`PartStatistics`), and merged behind those before it. So the tasks of `stats_job`,
+    which count a shard each, give the same.
     """
 
     def __init__(
         self, *, decode: bool = False, duplicates: str | None = None, pictures: int = 0, seed: int = 0
     ) -> None:
-        self.samples = self.bytes = 0
+        self.samples = 0
+        self.shards: set[str] = set()
         self.fields: dict[str, FieldStatistics] = {}
-        self.shards: dict[str, int] = {}
+        self.kinds: Counter[tuple[str, ...]] = collections.Counter()
+        self.pictures = PictureChoice(pictures, seed)
+        self.duplicates = 0
         self.repeated: list[tuple[str, str, str]] = []
         """Key, place and the key with the same bytes, of the first duplicates."""
-        self.duplicates = 0
-        self.pictures = _Reservoir(pictures, seed)
-        self._decode, self._duplicates = decode, duplicates
         self._seen: dict[bytes, str] = {}
-        self.kinds: Counter[tuple[str, ...]] = collections.Counter()
+        self._how: dict[str, Any] = {"decode": decode, "duplicates": duplicates, "pictures": pictures, "seed": seed}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all fields."""
+        return sum(one.size_bytes for one in self.fields.values())
 
     def read(self, samples: Iterable[Any]) -> None:
-        """Count ``samples``, as `WebDataset` gives them."""
+        """Count ``samples``, as `WebDataset` gives them, in the order of their shards."""
+        part, before = PartStatistics(**self._how), None
         for sample in samples:
-            self.add(sample)
+            if before is not None and (sample.shard != before.shard or sample.offset <= before.offset):
+                self.merge(part.values())
+                part = PartStatistics(**self._how, below=self.pictures.below)
+            part.add(sample)
+            before = sample
+        self.merge(part.values())
 
-    def add(self, sample: Any) -> None:
-        """Count one sample."""
-        key, place = sample["__key__"], f"{redact(sample.shard)} @{sample.offset}"
-        self.samples += 1
-        self.shards[sample.shard] = self.shards.get(sample.shard, 0) + 1
-        names = sorted(name for name in sample if not name.startswith("_"))
-        self.kinds[tuple(names)] += 1
-        for name in names:
-            data = sample[name]
-            self.bytes += len(data)
+    def merge(self, values: Mapping[str, Any]) -> None:
+        """Add the `PartStatistics.values` of the next shard."""
+        if not values["samples"]:
+            return
+        self.samples += values["samples"]
+        self.shards.add(values["shard"])
+        for name, of_field in values["fields"]:
             if name not in self.fields:
                 self.fields[name] = FieldStatistics(name)
-            self.fields[name].add(data, key, place, self._decode)
-        self._keep_picture(sample, names, key)
-        if self._duplicates in sample:
-            self._duplicate(sample[self._duplicates], key, place)
-
-    def _keep_picture(self, sample: Any, names: list[str], key: str) -> None:
-        if self.pictures.most:
-            image = next((name for name in names if name.rpartition(".")[2].lower() in IMAGES), None)
-            if image is not None and (where := self.pictures.place()) is not None:
-                label = next((sample[name] for name in names if name.rpartition(".")[2] in _NUMBERS), b"")
-                self.pictures.items[where] = (key, bytes(sample[image]), label.decode("utf-8", "replace")[:12])
-
-    def _duplicate(self, data: bytes, key: str, place: str) -> None:
-        other = self._seen.setdefault(hashlib.blake2b(data, digest_size=16).digest(), key)
-        if other is not key:
+            self.fields[name].merge(of_field)
+        for kind, count in values["kinds"]:
+            self.kinds[tuple(kind)] += count
+        for rank, key, data, label in values["pictures"]:
+            self.pictures.add(rank, key, base64.b64decode(data), label)
+        digests = base64.b64decode(values["digests"])
+        for number, (key, offset) in enumerate(values["places"]):
+            digest = digests[number * _DIGEST_BYTES : (number + 1) * _DIGEST_BYTES]
+            if digest not in self._seen:
+                self._seen[digest] = key
+                continue
             self.duplicates += 1
             if len(self.repeated) < _MOST_NAMED:
-                self.repeated.append((key, place, other))
+                self.repeated.append((key, f"{values['shard']} @{offset}", self._seen[digest]))
+
+
+@dataclass(frozen=True)
+class StatsWork:
+    """Work of `stats_job`. For the fields see `ShardStatistics`."""
+
+    decode: bool = False
+    duplicates: str | None = None
+    pictures: int = 0
+    seed: int = 0
+
+    def describe(self) -> dict[str, Any]:
+        """Return the fields that the result depends on."""
+        return {"kind": "stats", **asdict(self)}
+
+    def run(self, task: Task) -> Record:
+        """Count the samples of the shard of ``task``; the record has them."""
+        (shard,) = task.inputs
+        info = {"url": shard.url} | ({"version": shard.version} if shard.version else {})
+        pipeline, part = DataPipeline([info], tarfile_to_samples()), PartStatistics(**asdict(self))
+        try:
+            with pipeline:
+                for sample in pipeline:
+                    part.add(sample)
+        finally:
+            add_traffic(pipeline.traffic())
+        skipped, more = skipped_entries(pipeline.ledger)
+        return Record(
+            task=task.number,
+            id=task.identity(self.describe()),
+            inputs=task.inputs,
+            outputs=(),
+            samples_in=part.samples,
+            bytes_in=shard.size or int(pipeline.statistics().bytes),
+            skipped=skipped,
+            more={**more, "stats": part.values()},
+        )
+
+
+class StatsJob(Job):
+    """A job of `stats_job`."""
+
+    work: StatsWork
+
+    @property
+    def leads(self) -> bool:
+        """False for all ranks but the first."""
+        return not isinstance(self._engine, RankedEngine) or self._engine.leads
+
+    def result(self) -> ShardStatistics:
+        """Return the statistics of all shards, once every task, of any runner, has a record."""
+        self.wait()
+        statistics = ShardStatistics(**asdict(self.work))
+        for record in self.folder.records(range(len(self.tasks))):
+            statistics.merge(record.more["stats"])
+        return statistics
+
+
+def stats_job(
+    inputs: Urls,
+    out: str,
+    work: StatsWork,
+    *,
+    engine: Any = "local",
+    cpus: float | None = None,
+    workers: int | None = None,
+    attempts: int = 4,
+    overwrite: bool = False,
+    on_progress: OnProgress | None = None,
+) -> StatsJob:
+    """Return the job with a task for each of the shards ``inputs`` (as for `map_shards`), whose counts
+    `StatsJob.result` merges. Its records are in ``_wds/stats`` in the folder ``out``. See `map_shards` for the other
+    arguments."""
+    given: dict[str, Any] = {"engine": engine, "options": {"cpus": cpus, "workers": workers}, "attempts": attempts}
+    return StatsJob(
+        work,
+        Plan(planned(inputs)),
+        JobFolder(job_url(f"{out.rstrip('/')}/", "stats")),
+        overwrite=overwrite,
+        on_progress=on_progress,
+        finishes=False,
+        **given,
+    )
 
 
 _SIDE, _LABEL, _GAP = 128, 15, 6
@@ -207,26 +462,29 @@ _BACKGROUND, _INK, _FAINT, _BAR, _WRONG = "#ffffff", "#1f2328", "#8c959f", "#096
 _HISTOGRAM = 110
 
 
-def contact_sheet(
-    pictures: Sequence[tuple[str, bytes, str]], sizes: Mapping[tuple[int, int], int], title: str, columns: int = 8
-) -> bytes:
-    """Return a PNG of ``pictures`` (key, bytes of an image, label), ``columns`` in a row, and below a histogram of the
-    longer sides in ``sizes``. An image that cannot be read is a red frame. ``MissingExtra`` without Pillow."""
+def contact_sheet(pictures: PictureChoice, sizes: Mapping[tuple[int, int], int], title: str, columns: int = 8) -> bytes:
+    """Return a PNG of ``pictures``, ``columns`` in a row, and below a histogram of the longer sides in ``sizes``. An
+    image that cannot be read is a red frame. ``MissingExtra`` without Pillow."""
     pil = packages.optional("PIL.Image", "a contact sheet", "images")
     draw_of = packages.optional("PIL.ImageDraw", "a contact sheet", "images").Draw
     font = packages.optional("PIL.ImageFont", "a contact sheet", "images").load_default(11)
-    columns = max(1, min(columns, len(pictures)))
-    rows = math.ceil(len(pictures) / columns)
+    columns = max(1, min(columns, len(pictures.items)))
+    rows = math.ceil(len(pictures.items) / columns)
     wide = max(columns * (_SIDE + _GAP) + _GAP, 560)
     top = 26
     high = top + rows * (_SIDE + _LABEL + _GAP) + _HISTOGRAM
     sheet = pil.new("RGB", (wide, high), _BACKGROUND)
     draw = draw_of(sheet)
     draw.text((_GAP, 7), _fitting(draw, font, title, wide - 2 * _GAP), fill=_INK, font=font)
-    for number, (key, data, label) in enumerate(pictures):
+    for number, (_, key, data, label) in enumerate(pictures.items):
         x = _GAP + number % columns * (_SIDE + _GAP)
         y = top + number // columns * (_SIDE + _LABEL + _GAP)
-        _thumbnail(pil, sheet, draw, data, x, y)
+        if data:
+            small = pil.open(io.BytesIO(data))
+            sheet.paste(small, (x + (_SIDE - small.width) // 2, y + (_SIDE - small.height) // 2))
+        else:
+            draw.rectangle((x, y, x + _SIDE - 1, y + _SIDE - 1), outline=_WRONG, width=2)
+            draw.line((x, y, x + _SIDE, y + _SIDE), fill=_WRONG, width=2)
         text = f"{label}  {key}" if label else key
         draw.text((x, y + _SIDE + 1), _fitting(draw, font, text, _SIDE), fill=_INK, font=font)
     _histogram(draw, font, sizes, (_GAP, high - _HISTOGRAM + 14, wide - _GAP, high - 18))
@@ -235,17 +493,19 @@ def contact_sheet(
     return stream.getvalue()
 
 
-def _thumbnail(pil: Any, sheet: Any, draw: Any, data: bytes, x: int, y: int) -> None:
+def _thumbnail(data: bytes) -> bytes:
+    """Return an image as a small JPEG, 128 pixels at most; nothing where it cannot be read."""
+    pil = packages.optional("PIL.Image", "a contact sheet", "images")
+    stream = io.BytesIO()
     try:
         with pil.open(io.BytesIO(data)) as image:
             image.draft("RGB", (_SIDE, _SIDE))
             small = image.convert("RGB")
             small.thumbnail((_SIDE, _SIDE))
+            small.save(stream, "JPEG", quality=90)
     except Exception:  # Pillow raises all kinds of errors for damaged files
-        draw.rectangle((x, y, x + _SIDE - 1, y + _SIDE - 1), outline=_WRONG, width=2)
-        draw.line((x, y, x + _SIDE, y + _SIDE), fill=_WRONG, width=2)
-        return
-    sheet.paste(small, (x + (_SIDE - small.width) // 2, y + (_SIDE - small.height) // 2))
+        return b""
+    return stream.getvalue()
 
 
 def _fitting(draw: Any, font: Any, text: str, wide: int) -> str:
