@@ -187,7 +187,7 @@ class SampleAccount:
         """By URL and key, samples whose place is not known: less than 0, where they are held."""
         self.nameless: Counter[str] = Counter()
         """By stage, items that it holds of which not even the key is known."""
-        self.behind = 0
+        self.behind: int = 0
         """Batches of workers that came behind the states which they sent."""
         self.lost = 0
         """Such batches of passes that are over: they cannot be made again."""

@@ -102,7 +102,7 @@ class LanePosition:
 
     def __init__(self, state: InterleavedState, saved: Mapping[str, Any] | None = None) -> None:
         self.sample: RawSample | None = None
-        self.next = saved
+        self.next: Mapping[str, Any] | None = saved
         """Place in the shard that it begins next, if that was taken from the list already."""
         self.open: ShardRecovery | None = None
         self.given = OpenStretch()
