@@ -1,4 +1,4 @@
-"""``wds-async convert``: shards to and from TFRecord and MDS, and to Parquet."""
+"""``wds-async convert``: shards to and from TFRecord and MDS, and to Parquet and folders of images."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["command"]
     "fields",
     multiple=True,
     metavar="FIELD[=FEATURE]",
-    help="A field of the samples, and its feature in TFRecord, or column in MDS.  [default: all]",
+    help="A field of the samples, and its feature in TFRecord, or column elsewhere.  [default: all]",
 )
 @click.option(
     "--key", metavar="FEATURE", help="The feature or column with the key of a sample.  [default: a running number]"
@@ -45,8 +45,8 @@ def command(
 ) -> None:
     """Convert the files IN, each by a task of its own, to OUT: a folder (out/), or a name with {name} or {task}.
 
-    TFRecord and MDS become shards, and shards become TFRecord, MDS (of MosaicML Streaming) or Parquet. Neither
-    TensorFlow nor Streaming is needed. Files of TFRecord hold tf.train.Example. A folder with the index.json of MDS
+    TFRecord and MDS become shards, and shards become TFRecord, MDS (of MosaicML Streaming), Parquet, or a folder
+    of images for Hugging Face (--to imagefolder). Neither TensorFlow nor Streaming is needed. Files of TFRecord hold tf.train.Example. A folder with the index.json of MDS
     stands for the files in that; it is written when all files are.
 
     Example: wds-async convert 'train.tfrecord-*' shards/ --field jpg=image/encoded --field cls=image/class/label

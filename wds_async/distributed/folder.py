@@ -126,7 +126,7 @@ class JobFolder:
         differences.sort(key=lambda text: not text.startswith("work."))  # what was changed, before what follows of it
         raise JobChanged(
             f"{redact(self.url)} holds another job: {'; '.join(differences[:5])}. Give this one a name of its own"
-            " (job=, --job), or drop the records of that one (overwrite=True, or delete the folder) and begin again"
+            " (job=, --job), or drop the records of that one and begin again (overwrite=True, --overwrite)"
         )
 
     def create(self, document: Mapping[str, Any], inputs: Iterable[Input] = (), *, overwrite: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""`convert_shards`: shards to TFRecord, MDS or Parquet, and the first two to shards, as a job."""
+"""`convert_shards`: shards to TFRecord, MDS, Parquet or folders of images, and the first two to shards, as a job."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ from wds_async.tar.decompress import plain
 from wds_async.tar.source import ByteSource
 from wds_async.tar.write import compressed, compression
 from wds_async.tools.convert import mapping, mds, parquet, tfrecord
+from wds_async.tools.convert.imagefolder import METADATA, row_of, write_images
 from wds_async.tools.convert.offsets import OffsetFiles
 from wds_async.tools.convert.tfrecord import Values, framed, message_of
 from wds_async.tools.create.rows import check_key, packed_key
@@ -39,14 +40,20 @@ from wds_async.transfer.stats import Board
 
 __all__ = ["FORMATS", "ConvertJob", "ConvertWork", "convert_shards", "format_of"]
 
-FORMATS = ("shards", "tfrecord", "mds", "parquet")
+FORMATS = ("shards", "tfrecord", "mds", "parquet", "imagefolder")
 _NAMES = {
     "tfrecord": re.compile(r"\.tf_?rec(ord)?s?(\.(gz|bz2|xz|zst))?(?=$|-)", re.IGNORECASE),
     "mds": re.compile(r"\.mds(\.(zstd|gz|bz2|br|snappy))?$", re.IGNORECASE),
     "parquet": re.compile(r"\.parquet$", re.IGNORECASE),
     "shards": re.compile(r"\.(tar(\.(gz|bz2|xz|zst))?|tgz|tbz2|txz)$", re.IGNORECASE),
 }
-_SUFFIX = {"shards": ".tar", "tfrecord": ".tfrecord", "mds": ".mds", "parquet": ".parquet"}
+_SUFFIX = {
+    "shards": ".tar",
+    "tfrecord": ".tfrecord",
+    "mds": ".mds",
+    "parquet": ".parquet",
+    "imagefolder": f"/{METADATA}",
+}
 _READERS = {"tfrecord": (tfrecord.samples, "record"), "mds": (mds.samples, "sample")}
 _TITLES = {"tfrecord": "TFRecord", "mds": "MDS"}
 _INDEXED = ("mds",)
@@ -100,6 +107,8 @@ class ConvertWork:
                 samples, outputs = self._to_tfrecord(task, out)
             case "mds":
                 samples, outputs, more["columns"] = self._to_mds(task, out)
+            case "imagefolder":
+                samples, outputs = self._to_imagefolder(task, out)
             case _:
                 samples, outputs = self._to_parquet(task, out)
         return Record(
@@ -188,6 +197,24 @@ class ConvertWork:
         with self._sink(task) as sink:
             count = parquet.write(rows, sink, tuple(self.fields), self.row_group)
             return count, [sink.commit(out, count)]
+
+    def _to_imagefolder(self, task: Task, out: str) -> tuple[int, Sequence[Output]]:
+        count = 0
+        with self._sink(task) as sink:
+            for line in write_images(self._rows(task), sink.url.removesuffix(METADATA), self.options):
+                sink.write(line)
+                count += 1
+            return count, [sink.commit(out, count)]
+
+    def _rows(self, task: Task) -> Iterator[tuple[dict[str, Any], dict[str, bytes]]]:
+        names: set[str] = set()
+        for sample in self._samples(task):
+            with _naming(sample):
+                line, images = row_of(sample, self.fields)
+                if line["file_name"] in names:
+                    raise ValueError("its key is there twice, and so would be its images")
+            names.add(line["file_name"])
+            yield line, images
 
     def _features(self, sample: Mapping[str, Any]) -> dict[str, Values]:
         """Return the features of a sample, by its fields. ShardFormatError, with shard and sample, for one that has
@@ -416,6 +443,8 @@ def _check(to: str, output: str, parts: bool, typed: bool, key: str | None, fiel
         raise ConfigError(
             f"output={redact(output)!r}: a folder, or names that end in .mds; MDS is written uncompressed"
         )
+    if to == "imagefolder" and not output.endswith(f"/{METADATA}"):
+        raise ConfigError(f"output={redact(output)!r}: a folder, with a slash at its end")
     if to == "tfrecord" and compression(output.partition("?")[0], None) not in ("", "gz"):
         raise ConfigError(f"output={redact(output)!r}: TFRecord is compressed by gzip, or not at all")
     for name in fields if to == "shards" else ():

@@ -10,10 +10,10 @@ from typing import Any
 from wds_async.errors import ConfigError
 from wds_async.tools.convert.tfrecord import Values
 
-__all__ = ["KEY", "check_field", "features_of", "fields_of", "image_suffix", "key_of"]
+__all__ = ["KEY", "NUMBERS", "check_field", "features_of", "fields_of", "image_suffix", "key_of"]
 
 KEY = "__key__"
-_NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
+NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 _MAGIC = (
     (b"\xff\xd8\xff", 0, "jpg"),
     (b"\x89PNG\r\n\x1a\n", 0, "png"),
@@ -123,7 +123,7 @@ def features_of(sample: Mapping[str, Any], fields: Iterable[str], typed: bool) -
         if name not in sample:
             raise ValueError(f"there is no field {name!r}; there are {[one for one in sample if one[:2] != '__']}")
         data = bytes(sample[name])
-        is_number = typed and name.rpartition(".")[2] in _NUMBERS
+        is_number = typed and name.rpartition(".")[2] in NUMBERS
         features[name] = ("int64", [_integer(name, data)]) if is_number else ("bytes", [data])
     return features
 
