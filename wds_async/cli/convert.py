@@ -45,9 +45,10 @@ def command(
 ) -> None:
     """Convert the files IN, each by a task of its own, to OUT: a folder (out/), or a name with {name} or {task}.
 
-    TFRecord and MDS become shards, and shards become TFRecord, MDS (of MosaicML Streaming), Parquet, or a folder
-    of images for Hugging Face (--to imagefolder). Neither TensorFlow nor Streaming is needed. Files of TFRecord hold tf.train.Example. A folder with the index.json of MDS
-    stands for the files in that; it is written when all files are.
+    TFRecord and MDS become shards, and shards become TFRecord, MDS (of MosaicML Streaming), Parquet, or a folder of
+    images for Hugging Face (--to imagefolder). Neither TensorFlow nor Streaming is needed. Files of TFRecord hold
+    tf.train.Example. A folder with the index.json of MDS stands for the files in that; it is written when all files
+    are.
 
     Example: wds-async convert 'train.tfrecord-*' shards/ --field jpg=image/encoded --field cls=image/class/label
 
