@@ -30,9 +30,9 @@ from wds_async.storage.sink import publish
 from wds_async.tar.decompress import plain
 from wds_async.tar.source import ByteSource
 from wds_async.tar.write import compressed, compression
-from wds_async.tools.convert import mapping, mds, parquet, tfrecord
-from wds_async.tools.convert.imagefolder import METADATA, row_of, write_images
+from wds_async.tools.convert import mapping, mds, tfrecord
 from wds_async.tools.convert.offsets import OffsetFiles
+from wds_async.tools.convert.rows import METADATA, row_of, write_images, write_parquet
 from wds_async.tools.convert.tfrecord import Values, framed, message_of
 from wds_async.tools.create.rows import check_key, packed_key
 from wds_async.transfer.reader import open_shards
@@ -195,7 +195,7 @@ class ConvertWork:
     def _to_parquet(self, task: Task, out: str) -> tuple[int, Sequence[Output]]:
         rows = (self._features(sample) for sample in self._samples(task))
         with self._sink(task) as sink:
-            count = parquet.write(rows, sink, tuple(self.fields), self.row_group)
+            count = write_parquet(rows, sink, tuple(self.fields), self.row_group)
             return count, [sink.commit(out, count)]
 
     def _to_imagefolder(self, task: Task, out: str) -> tuple[int, Sequence[Output]]:
