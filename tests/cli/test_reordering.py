@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -121,6 +122,15 @@ def test_join_brings_the_fields_of_one_key_together(call: Call) -> None:
     assert len(inner) == 30
     assert all(int(one["txt"].split()[1]) % 7 == int(one["cls"]) for one in inner)
     assert len(keys("left.tar")) == SAMPLES
+    assert call("filter", "in/*.tar", "rest.tar", "json.n >= 20").exit_code == 0
+    assert call("select", "rest.tar", "json/", "json").exit_code == 0
+    assert call("join", "cls/*.tar", "json/*.tar", "outer/", "--how", "outer", "--maxcount", 25).exit_code == 0
+    outer = list(wds.WebDataset([f"outer/{n:06d}.tar" for n in range(3)], shardshuffle=False))
+    assert [one["__key__"] for one in outer] == sorted(keys("in/t-{000..002}.tar"), key=str.encode)
+    assert Counter(("cls" in one, "json" in one) for one in outer) == {
+        (True, False): 20, (True, True): 10, (False, True): 30,
+    }  # fmt: skip
+    assert not Path("outer/000003.tar").exists()
     result = call("join", "txt/*.tar", "in/*.tar", "both.tar", "--attempts", 1)
     assert result.exit_code == 1
     assert re.search("txt", result.output)

@@ -76,6 +76,11 @@ def test_arguments_reach_the_job(call: Callable[..., Any], here: Path) -> None:
     samples = list(wds.WebDataset(str(here / "j/000.tar"), shardshuffle=False))
     assert len(samples) == SHARDS * SAMPLES
     assert [sample["__key__"] for sample in samples if "cls" in sample] == ["1-1"]
+    call("reshard", "labels.tar", "r/{000..}.tar", "--join", "in-1.tar", "--how", "outer", "--shuffle", 1)
+    samples = list(wds.WebDataset(str(here / "r/000.tar"), shardshuffle=False))
+    assert sorted((sample["__key__"], "cls" in sample) for sample in samples) == [
+        (f"1-{n}", n == 1) for n in range(SAMPLES)
+    ]
 
 
 def test_other_arguments_reach_the_job(call: Callable[..., Any], here: Path) -> None:

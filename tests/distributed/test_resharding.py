@@ -277,35 +277,74 @@ def test_what_comes_out_is_the_models(
             assert len(there[Path(one.url).name]) == one.samples
 
 
+def joined_model(first: list[Sample], second: list[Sample], ordering: Ordering, rule: OutputRule, how: str) -> Shards:
+    """What a join should give, shard by shard: the samples by key, each at the place that its shards are counted by."""
+    key_of = ordering.key_function(_function, 1)
+    sides = [{sample["__key__"]: sample for sample in samples} for samples in (first, second)]
+    entries, place = list[tuple[int, Sample]](), 0
+    for key in sorted({**sides[0], **sides[1]}, key=lambda key: key_of({"__key__": key}, 0, 0)):  # type: ignore[arg-type, return-value]
+        pair = [side[key] for side in sides if key in side]
+        if len(pair) == 2 or how == "outer" or (how == "left" and key in sides[0]):
+            entries.append((place, {name: value for one in pair for name, value in one.items()}))
+        counted = pair if how == "outer" else pair[:1] if key in sides[0] else []
+        place += sum(raw_sample(one)[0] if rule.by_bytes else 1 for one in counted)
+    cuts = rule.cuts("", place, place)
+    shards = [[one for at, one in entries if begin <= at < end] for begin, end in itertools.pairwise(cuts)]
+    return [one for one in shards if one or not rule.by_bytes]
+
+
 @given(
     st.lists(st.integers(0, 30), unique=True, max_size=20), st.lists(st.integers(0, 30), unique=True, max_size=20),
-    st.sampled_from(["inner", "left"]), st.sampled_from([None, 5]), st.integers(1, 7), st.data(),
+    st.sampled_from(["inner", "left", "outer"]), st.sampled_from([None, 5]), _RULES, st.data(),
 )  # fmt: skip
-@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_join_is_the_models(
-    left: list[int], right: list[int], how: str, seed: int | None, maxcount: int, data: st.DataObject
+    left: list[int], right: list[int], how: str, seed: int | None, rule: OutputRule, data: st.DataObject
 ) -> None:
-    first = [{"__key__": f"k{n}", "bin": bytes(10 * n)} for n in left]
-    second = [{"__key__": f"k{n}", "txt": b"%d" % n} for n in right]
+    first = [{"__key__": f"k{n}", "bin": bytes(100 * n)} for n in left]
+    second = [{"__key__": f"k{n}", "txt": b"%d" % n * 300} for n in right]
     sizes = {"run_bytes": st.integers(5000, 20_000), "bucket_bytes": st.integers(8000, 30_000)}
+    sizes |= {"task_bytes": st.sampled_from([1, 4000, 1 << 20])}
     drawn_sizes = {name: data.draw(one, label=name) for name, one in sizes.items()}
+    ordering = Ordering(shuffle=seed, join=True)
     with tempfile.TemporaryDirectory() as folder:
         urls = write(Path(folder) / "in", [first[:7], first[7:]])
         others = write(Path(folder) / "in", [second[:4], second[4:]], "other")
-        ordering, rule = Ordering(shuffle=seed, join=True), OutputRule(maxcount=maxcount)
-        records = run_works(
-            Path(folder) / "out", urls, ordering, rule, joined=others, how=how, task_bytes=4000, **drawn_sizes
-        )
-        there = contents(Path(folder) / "out")
-    partner = {sample["__key__"]: sample for sample in second}
-    expected = [
-        {**one, **partner.get(one["__key__"], {})} for one in first if how == "left" or one["__key__"] in partner
-    ]
-    assert sorted(plain(there)) == sorted(plain(expected))
+        records = run_works(Path(folder) / "out", urls, ordering, rule, joined=others, how=how, **drawn_sizes)
+        there = [read(path) for path in outputs(Path(folder) / "out")]
+    expected = joined_model(first, second, ordering, rule, how)
+    assert [plain(one) for one in there] == [plain(one) for one in expected]
+    assert len(list(itertools.chain(*there))) == len(
+        {"inner": set(left) & set(right), "left": set(left), "outer": set(left) | set(right)}[how]
+    )
+    if how == "outer" and rule.maxcount is not None:
+        assert all(len(one) <= rule.maxcount for one in there)
     unmatched = len(set(left) - set(right)) if how == "inner" else 0
     assert sum(record.dropped for record in records) == unmatched
-    if seed is None:
-        assert [sample["__key__"] for sample in there] == sorted(sample["__key__"] for sample in expected)
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_an_outer_join_of_many_buckets_is_the_same_in_any_memory_and_tasks(tmp_path: Path, seed: int | None) -> None:
+    draw = random.Random(1)
+    first = [{"__key__": f"k{n:04d}", "bin": draw.randbytes(draw.randrange(900))} for n in range(0, 400)]
+    second = [{"__key__": f"k{n:04d}", "txt": draw.randbytes(draw.randrange(3000))} for n in range(200, 600)]
+    draw.shuffle(first)
+    draw.shuffle(second)
+    urls = write(tmp_path, [first[n::5] for n in range(5)])
+    others = write(tmp_path, [second[n::3] for n in range(3)], "other")
+    ordering, made = Ordering(shuffle=seed, join=True), dict[str, list[dict[str, bytes]]]()
+    for name, rule in (("bytes", OutputRule(maxsize=40_000)), ("shards", OutputRule(shards=7))):
+        for run_bytes, bucket_bytes, task_bytes in ((60_000, 40_000, 1), (200_000, 90_000, 300_000), (1 << 30,) * 3):
+            out = tmp_path / f"{name}-{run_bytes}"
+            sizes = {"run_bytes": run_bytes, "bucket_bytes": bucket_bytes, "task_bytes": task_bytes}
+            run_works(out, urls, ordering, rule, joined=others, how="outer", **sizes)
+            made.setdefault(name, []).append(files(out))
+        expected = joined_model(first, second, ordering, rule, "outer")
+        assert [plain(read(path)) for path in outputs(out)] == [plain(one) for one in expected]
+    assert all(one == made[name][0] for name in made for one in made[name])
+    assert len(made["shards"][0]) == 7
+    largest = max(raw_sample(a)[0] + raw_sample(b)[0] for a, b in zip(first, second, strict=True))
+    assert max(map(len, made["bytes"][0].values())) < 40_000 + largest + 10_240
 
 
 def test_a_join_refuses_a_key_twice_and_a_field_of_both(tmp_path: Path) -> None:
@@ -320,6 +359,18 @@ def test_a_join_refuses_a_key_twice_and_a_field_of_both(tmp_path: Path) -> None:
     others = write(tmp_path, [[{"__key__": "k1", "bin": b""}], [{"__key__": "k1", "bin": b""}]], "others")
     with pytest.raises(CorruptShard, match="inputs: the key 'k1' is there twice"):
         run_works(tmp_path / "c", others, ordering, rule, joined=twice[:1], how="inner")
+
+
+@pytest.mark.parametrize("how", ["inner", "left", "outer"])
+@pytest.mark.parametrize("side", ["inputs", "join"])
+def test_a_join_finds_a_key_twice_where_a_shard_begins(tmp_path: Path, how: str, side: str) -> None:
+    once = write(tmp_path, [[{"__key__": f"k{n}", "bin": b""} for n in range(4)]], "once")
+    twice = write(tmp_path, [[{"__key__": f"k{n}", "txt": b""} for n in (0, 1, 2, 3)], [{"__key__": "k1", "txt": b""}]])
+    urls, others = (twice, once) if side == "inputs" else (once, twice)
+    for maxcount in (1, 2, 3):
+        rule, out = OutputRule(maxcount=maxcount), tmp_path / f"{maxcount}"
+        with pytest.raises(CorruptShard, match=f"{side}: the key 'k1' is there twice"):
+            run_works(out, urls, Ordering(join=True), rule, joined=others, how=how, task_bytes=1)
 
 
 # ------------------------------------------------------------------ jobs
@@ -443,7 +494,7 @@ def test_more_shards_than_samples(inputs: str, tmp_path: Path) -> None:
         ("o-{000..}.tar", {"shuffle": True}, "it is a seed"),
         ("o-{000..}.tar", {"sort": lambda sample: 1}, "lambda"),
         ("o-{000..}.tar", {"memory": "100M"}, "at least 256 MiB"),
-        ("o-{000..}.tar", {"how": "outer"}, "'inner' or 'left'"),
+        ("o-{000..}.tar", {"how": "right"}, "'inner', 'left' or 'outer'"),
         ("o-{000..}.tar", {"on_corrupt": "ignore"}, "on_corrupt"),
         ("o-{000..}.tar", {"join": "INPUTS", "sort": f"{FUNCTIONS}:by_length"}, "join= brings"),
         ("o-{000..}.tar", {"engine": "cloud"}, "engine"),

@@ -21,8 +21,8 @@ __all__ = ["command"]
 )
 @click.option("--join", multiple=True, metavar="SHARDS", help="Other shards, whose samples of the same key are added.")
 @click.option(
-    "--how", type=click.Choice(["inner", "left"]), default="inner", show_default=True,
-    help="With --join: drop samples without a partner, or keep them.",
+    "--how", type=click.Choice(["inner", "left", "outer"]), default="inner", show_default=True,
+    help="With --join: drop samples without a partner (inner), keep those of SHARDS (left), or all (outer).",
 )  # fmt: skip
 @click.option("--shards", type=click.IntRange(1), help="Number of new shards (of each split), equal by samples.")
 @click.option("--maxcount", type=click.IntRange(1), help="Samples of a new shard.")

@@ -221,7 +221,7 @@ class PlanWork:
     """Looks at the indexes of all spill objects, chooses the splitters, and writes the plan: a job of one task.
 
     ``scattered`` is the folder of the job that wrote the spill objects to ``folder``. ``bucket_bytes`` is the most that
-    a bucket may hold. ``join`` is "", "inner" or "left". Task parameters: ``tasks`` of that job.
+    a bucket may hold. ``join`` is "", "inner", "left" or "outer". Task parameters: ``tasks`` of that job.
     """
 
     scattered: JobFolder
@@ -273,6 +273,8 @@ class PlanWork:
                 total = totals.setdefault(name, [0, 0])
                 total[0] += samples
                 total[1] += size
+        if self.join == "outer":  # the records count the first data set alone
+            totals = {"": [sum(run.samples for _, run in runs), sum(run.bytes for _, run in runs)]}
         segments, first, place = list[_Segment](), 0, 0
         for name in sorted(totals, key=lambda name: name.encode("utf-8", "surrogateescape")):
             cuts = self.rule.cuts(name, *totals[name])
@@ -326,7 +328,7 @@ class PlanWork:
         for number, index in enumerate(self._indexes(reader, spills, runs)):
             at = np.concatenate((np.searchsorted(index["key"], wanted), [len(index)])).astype(np.int64)
             sizes = np.concatenate(([0], np.cumsum(index["size"]))).astype(np.int64)
-            counted = index["side"] * (index["size"] if self.rule.by_bytes else 1)
+            counted = (index["side"] | (self.join == "outer")) * (index["size"] if self.rule.by_bytes else 1)
             rows[1:, number, 0], rows[1:, number, 1] = at, sizes[at]
             places[1:] += np.concatenate(([0], np.cumsum(counted))).astype(np.int64)[at]
         return rows, places.tolist()
@@ -419,14 +421,17 @@ class GatherWork:
 
 _Entry = tuple[bytes, int, int, int, int]
 """Order key, number of the run, bytes, tag of the sample's key, side."""
+_Placed = tuple[memoryview | bytes, int, int]
+"""Bytes, tag and place of a sample."""
 
 
 @dataclass(slots=True)
 class _Bucket:
-    """The samples of a bucket that are wanted, in order, the place of the first in the sequence, and the bytes of each
-    run."""
+    """The samples of a bucket that are wanted, in order, how far each moves the place in the sequence, the place of the
+    first, and the bytes of each run."""
 
     entries: list[_Entry]
+    weights: list[int]
     place: int
     data: dict[int, memoryview]
 
@@ -477,9 +482,8 @@ class _Gathering:
         plan, place = self._plan, self._plan.places[number]
         before, behind = plan.rows(self._objects, self._folder + PLAN_NAME, number, number + 1)
         entries = self._entries(before[:, 0], behind[:, 0])
-        skipped = 0
+        weights, skipped = self._weights(entries), 0
         if place < begin or plan.places[number + 1] > end:
-            weights = (one[4] * (one[2] if plan.by_bytes else 1) for one in entries)
             starts = list(itertools.accumulate(weights, initial=place))
             skipped = bisect.bisect_left(starts, begin, hi=len(entries))
             stop = bisect.bisect_left(starts, end, hi=len(entries))
@@ -489,7 +493,7 @@ class _Gathering:
         at = before[:, 1].tolist()
         for _, run, size, _, _ in entries[:skipped]:
             at[run] += size
-        del entries[stop:], entries[:skipped]
+        del entries[stop:], entries[:skipped], weights[stop:], weights[:skipped]
         sizes = dict[int, int]()
         for _, run, size, _, _ in entries:
             sizes[run] = sizes.get(run, 0) + size
@@ -499,7 +503,19 @@ class _Gathering:
             start = run_at.start + at[run]
             wanted.append((self._folder + plan.spills[spill], start, start + size))
         data = [memoryview(one) for one in self._objects.ranges(wanted)]
-        return _Bucket(entries, place, dict(zip(sizes, data, strict=True)))
+        return _Bucket(entries, weights, place, dict(zip(sizes, data, strict=True)))
+
+    def _weights(self, entries: Sequence[_Entry]) -> list[int]:
+        """Return how far each sample moves the place in the sequence. In a join only the last sample of a key moves it,
+        by what all of that key count, so that they have one place and no cut separates them."""
+        plan, outer = self._plan, self._plan.join == "outer"
+        weights = [(one[4] | outer) * (one[2] if plan.by_bytes else 1) for one in entries]
+        if plan.join:
+            for number, (one, other) in enumerate(itertools.pairwise(entries)):
+                if one[3] == other[3]:
+                    weights[number + 1] += weights[number]
+                    weights[number] = 0
+        return weights
 
     def _entries(self, before: np.ndarray[Any, Any], behind: np.ndarray[Any, Any]) -> list[_Entry]:
         """Return the index entries from ``before`` to ``behind``, numbers of samples in each run, in their order."""
@@ -526,38 +542,47 @@ class _Gathering:
             write(raw, tag, place)
         self._writer.flush()
 
-    def _in_order(self, bucket: _Bucket) -> Iterator[tuple[memoryview, int, int]]:
+    def _in_order(self, bucket: _Bucket) -> Iterator[_Placed]:
         """Yield the bytes, tag and place of each sample."""
-        data, place, by_bytes = bucket.data, bucket.place, self._plan.by_bytes
+        data, place = bucket.data, bucket.place
         at = dict.fromkeys(data, 0)
         self.taken += len(bucket.entries)
-        for _, run, size, tag, side in bucket.entries:
+        for (_, run, size, tag, _), weight in zip(bucket.entries, bucket.weights, strict=True):
             start = at[run]
             at[run] = stop = start + size
             self.bytes_in += size
             yield data[run][start:stop], tag, place
-            place += side * (size if by_bytes else 1)
+            place += weight
 
-    def _matched(self, bucket: _Bucket) -> Iterator[tuple[memoryview | bytes, int, int]]:
-        """Yield the samples of the first side joined with those of the other, which stand before them."""
-        other: tuple[int, memoryview] | None = None
-        last: tuple[int, memoryview] | None = None
-        for entry, (raw, tag, place) in zip(bucket.entries, self._in_order(bucket), strict=True):
+    def _matched(self, bucket: _Bucket) -> Iterator[_Placed]:
+        """Yield the samples of the first side, joined with those of the other, which stand before them; of an outer
+        join also those of the other side without a partner."""
+        join = self._plan.join
+        other: _Placed | None = None
+        last: _Placed | None = None
+        for entry, one in zip(bucket.entries, self._in_order(bucket), strict=True):
             side = entry[4]
             previous = last if side else other
-            if previous is not None and previous[0] == tag and key_of_raw(previous[1]) == key_of_raw(raw):
-                of = "inputs" if side else "join"
-                raise CorruptShard(f"{of}: the key {key_of_raw(raw)!r} is there twice; a join needs keys of their own")
-            if not side:
-                other = tag, raw
-                continue
-            last = tag, raw
-            if other is not None and other[0] == tag and key_of_raw(other[1]) == key_of_raw(raw):
-                yield joined(raw, other[1]), tag, place
-            elif self._plan.join == "left":
-                yield raw, tag, place
+            if previous is not None and _same_key(previous, one):
+                of, key = "inputs" if side else "join", key_of_raw(one[0])
+                raise CorruptShard(f"{of}: the key {key!r} is there twice; a join needs keys of their own")
+            partner = other if side and other is not None and _same_key(other, one) else None
+            if join == "outer" and other is not None and partner is None:
+                yield other
+            other, last = (None, one) if side else (one, last)
+            if partner is not None:
+                yield joined(one[0], partner[0]), *one[1:]
+            elif side and join != "inner":
+                yield one
             else:
-                self.unmatched += 1
+                self.unmatched += side
+        if join == "outer" and other is not None:
+            yield other
+
+
+def _same_key(one: _Placed, other: _Placed) -> bool:
+    """Return True if two samples have the same key."""
+    return one[1] == other[1] and key_of_raw(one[0]) == key_of_raw(other[0])
 
 
 class _ShardsInOrder:

@@ -266,14 +266,14 @@ def reshard(
     ``inputs``: URLs as for `WebDataset` (braces, wildcards, folders). They are listed now, with their versions.
     ``output``: names of the shards: ``"s3://out/s-{000000..004095}.tar"`` for as many shards as it names,
         ``{000000..}`` or ``{shard:06d}`` for as many as there will be; and ``{split}``. See `map_shards` for ``job``.
-    ``shuffle``: a seed. The order is one of all permutations, each as probable as any other, and depends on the seed
-        and the list of inputs alone.
+    ``shuffle``: a seed. It and the list of inputs alone give the order: any of all permutations, equally probable.
     ``sort``: ``"__key__"``, or a function from sample (a dict of bytes) to a number, str, bytes or tuple of these.
-        ``reverse``: the largest first. Without ``shuffle`` and ``sort`` the samples stay in the order of the inputs.
+        ``reverse``: the largest first. Without ``shuffle``, ``sort`` and ``join`` the inputs' order stays.
     ``split``: a function from sample to the name of its split, or None to drop it. Each split has shards of its own.
-    ``join``: shards of another data set. Samples of the same key become one, those of ``inputs`` first; a key may be
-        in each data set once, and no field in both. ``how``: "inner" drops samples of ``inputs`` without a partner,
-        "left" keeps them. Not with ``split``, nor with a ``sort`` by a function.
+    ``join``: shards of another data set. Samples of one key become one, in the order of the keys; a key is in each data
+        set once, no field in both. ``how``: "inner" drops samples of ``inputs`` without a partner, "left" keeps them;
+        sizes of shards count these alone. "outer" keeps those of both and counts both: one joined of two counts two.
+        Not with ``split``, nor with a ``sort`` by a function.
     ``shards``: their number (of each split), equal by samples. ``maxcount``: samples in each but the last one.
         ``maxsize``: bytes of a tar before compression, up to a sample more; the shards are cut equally, and a number is
         missing where a sample is larger. One of the three; None: as many as ``output`` names, else ``maxsize="1G"``.
@@ -315,8 +315,8 @@ def reshard_of(folder: JobFolder, *, engine: TaskEngine | str = "local", **how: 
 
 def _join_kind(join: Urls | None, how: str) -> str:
     """Return "" for no join, else ``how``."""
-    if how not in ("inner", "left"):
-        raise ConfigError(f"how={how!r}: 'inner' or 'left'")
+    if how not in ("inner", "left", "outer"):
+        raise ConfigError(f"how={how!r}: 'inner', 'left' or 'outer'")
     return how if join is not None else ""
 
 
