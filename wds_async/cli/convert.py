@@ -1,4 +1,4 @@
-"""``wds-async convert``: shards to and from TFRecord and MDS, and to Parquet and folders of images."""
+"""``wds-async convert``: shards to and from TFRecord, MDS and LitData, and to Parquet and folders of images."""
 
 from __future__ import annotations
 
@@ -22,14 +22,18 @@ __all__ = ["command"]
     "fields",
     multiple=True,
     metavar="FIELD[=FEATURE]",
-    help="A field of the samples, and its feature in TFRecord, or column elsewhere.  [default: all]",
+    help="A field of the samples, and its feature in TFRecord, or column or leaf elsewhere.  [default: all]",
 )
 @click.option(
-    "--key", metavar="FEATURE", help="The feature or column with the key of a sample.  [default: a running number]"
+    "--key",
+    metavar="FEATURE",
+    help="The feature, column or leaf with the key of a sample.  [default: a running number]",
 )
 @click.option("--typed", is_flag=True, help="Write cls, index, id and the like as integers (int64_list, int).")
-@click.option("--maxsize", help="Begin another shard, or file of MDS, beyond so many bytes of fields (64M, 1G).")
-@click.option("--maxcount", type=click.IntRange(1), help="Begin another shard, or file of MDS, beyond so many samples.")
+@click.option("--maxsize", help="Begin another shard, file of MDS or chunk beyond so many bytes of fields (64M, 1G).")
+@click.option(
+    "--maxcount", type=click.IntRange(1), help="Begin another shard, file of MDS or chunk beyond so many samples."
+)
 @click.option("--row-group", default="64M", show_default=True, help="Bytes of a row group of Parquet.")
 @click.option("--job", help="Name of the job's folder.  [default: convert, and the name of a single OUT]")
 @running.engine_options
@@ -45,10 +49,10 @@ def command(
 ) -> None:
     """Convert the files IN, each by a task of its own, to OUT: a folder (out/), or a name with {name} or {task}.
 
-    TFRecord and MDS become shards, and shards become TFRecord, MDS (of MosaicML Streaming), Parquet, or a folder of
-    images for Hugging Face (--to imagefolder). Neither TensorFlow nor Streaming is needed. Files of TFRecord hold
-    tf.train.Example. A folder with the index.json of MDS stands for the files in that; it is written when all files
-    are.
+    TFRecord, MDS (of MosaicML Streaming) and chunks of LitData become shards, and shards become these, Parquet, or a
+    folder of images for Hugging Face (--to imagefolder). None of TensorFlow, Streaming and LitData is needed. Files of
+    TFRecord hold tf.train.Example. A folder with the index.json of MDS or LitData stands for the files in that; it is
+    written when all files are.
 
     Example: wds-async convert 'train.tfrecord-*' shards/ --field jpg=image/encoded --field cls=image/class/label
 

@@ -1,4 +1,4 @@
-"""Data sets converted: shards to and from TFRecord and MDS, and to Parquet."""
+"""Data sets converted: shards to and from TFRecord, MDS and LitData, and to Parquet."""
 
 from wds_async.tools.convert.job import convert_shards
 

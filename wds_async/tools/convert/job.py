@@ -1,4 +1,4 @@
-"""`convert_shards`: shards to TFRecord, MDS, Parquet or folders of images, and the first two to shards, as a job."""
+"""`convert_shards`: shards to TFRecord, MDS, LitData, Parquet or folders of images, and the first three to shards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from wds_async.storage.sink import publish
 from wds_async.tar.decompress import plain
 from wds_async.tar.source import ByteSource
 from wds_async.tar.write import compressed, compression
-from wds_async.tools.convert import mapping, mds, tfrecord
+from wds_async.tools.convert import litdata, mapping, mds, tfrecord
 from wds_async.tools.convert.offsets import OffsetFiles
 from wds_async.tools.convert.rows import METADATA, row_of, write_images, write_parquet
 from wds_async.tools.convert.tfrecord import Values, framed, message_of
@@ -40,10 +40,11 @@ from wds_async.transfer.stats import Board
 
 __all__ = ["FORMATS", "ConvertJob", "ConvertWork", "convert_shards", "format_of"]
 
-FORMATS = ("shards", "tfrecord", "mds", "parquet", "imagefolder")
+FORMATS = ("shards", "tfrecord", "mds", "litdata", "parquet", "imagefolder")
 _NAMES = {
     "tfrecord": re.compile(r"\.tf_?rec(ord)?s?(\.(gz|bz2|xz|zst))?(?=$|-)", re.IGNORECASE),
     "mds": re.compile(r"\.mds(\.(zstd|gz|bz2|br|snappy))?$", re.IGNORECASE),
+    "litdata": re.compile(r"(\.zstd(:\d+)?)?\.bin$", re.IGNORECASE),
     "parquet": re.compile(r"\.parquet$", re.IGNORECASE),
     "shards": re.compile(r"\.(tar(\.(gz|bz2|xz|zst))?|tgz|tbz2|txz)$", re.IGNORECASE),
 }
@@ -51,12 +52,13 @@ _SUFFIX = {
     "shards": ".tar",
     "tfrecord": ".tfrecord",
     "mds": ".mds",
+    "litdata": ".bin",
     "parquet": ".parquet",
     "imagefolder": f"/{METADATA}",
 }
 _READERS = {"tfrecord": (tfrecord.samples, "record"), "mds": (mds.samples, "sample")}
-_TITLES = {"tfrecord": "TFRecord", "mds": "MDS"}
-_INDEXED = ("mds",)
+_TITLES = {"tfrecord": "TFRecord", "mds": "MDS", "litdata": "LitData"}
+_INDEXED: dict[str, Any] = {"mds": mds, "litdata": litdata}
 """Formats whose files an ``index.json`` lists."""
 _INDEX = "index.json"
 
@@ -79,11 +81,15 @@ class ConvertWork:
     maxsize: int | None = None
     maxcount: int | None = None
     row_group: int = 64_000_000
+    columns: Mapping[str, Any] | None = None
+    """Of inputs that are chunks of LitData: `LitDataColumns.config`."""
     options: StorageOptions = field(default_factory=StorageOptions)
 
     def describe(self) -> dict[str, Any]:
         """Return the fields that the result depends on."""
         fields = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "options"}
+        if self.columns is None:
+            del fields["columns"]
         return {"kind": "convert", **fields, "output": redact(self.output), "fields": dict(self.fields)}
 
     @classmethod
@@ -94,7 +100,7 @@ class ConvertWork:
     def name(self, url: str) -> str:
         """Return what stands for ``{name}`` in the output of ``url``."""
         name = shard_name(url)
-        return next((short for kind in _READERS if (short := _NAMES[kind].sub("", name)) != name), name) or name
+        return next((short for kind in _TITLES if (short := _NAMES[kind].sub("", name)) != name), name) or name
 
     def run(self, task: Task) -> Record:
         """Read the input of ``task``, and write it in the other format."""
@@ -105,8 +111,8 @@ class ConvertWork:
                 samples, outputs = self._to_shards(task, out)
             case "tfrecord":
                 samples, outputs = self._to_tfrecord(task, out)
-            case "mds":
-                samples, outputs, more["columns"] = self._to_mds(task, out)
+            case "mds" | "litdata":
+                samples, outputs, more["columns"] = self._to_columns(task, out)
             case "imagefolder":
                 samples, outputs = self._to_imagefolder(task, out)
             case _:
@@ -134,14 +140,21 @@ class ConvertWork:
                 open_shards(_infos(task), stats=board.counters(), options=self.options) as reader,
             ):
                 for stream in reader:
-                    source = ByteSource(_unpacked(stream), stream.url)
-                    read, noun = _READERS[format_of(stream.url) or "tfrecord"]
+                    source, read, noun = self._reader(stream)
                     for number, (start, features) in enumerate(read(source, wanted)):
                         where = f"{noun} {number:,}, at byte {start:,}"
                         shards.write(self._sample(features, number, source, start, where))
         finally:
             add_traffic(board.traffic())
         return shards.samples, shards.outputs
+
+    def _reader(self, stream: Any) -> tuple[ByteSource, Any, str]:
+        """Return the bytes of a file, the function that yields what is in it, and the name of such a thing."""
+        if self.columns is not None:
+            columns = litdata.LitDataColumns.of(self.columns)
+            source = ByteSource(columns.unpacked(stream), stream.url)
+            return source, functools.partial(litdata.samples, columns), "sample"
+        return ByteSource(_unpacked(stream), stream.url), *_READERS[format_of(stream.url) or "tfrecord"]
 
     @property
     def _limits(self) -> tuple[float, float]:
@@ -177,18 +190,19 @@ class ConvertWork:
                 stream.close()
             return count, [sink.commit(out, count)]
 
-    def _to_mds(self, task: Task, out: str) -> tuple[int, Sequence[Output], dict[str, Any] | None]:
-        """Write MDS; return also what `mds.index_text` wants to know of the columns, None without samples."""
+    def _to_columns(self, task: Task, out: str) -> tuple[int, Sequence[Output], dict[str, Any] | None]:
+        """Write MDS or LitData; return also what ``index_text`` wants to know of the columns, None without samples."""
+        format = _INDEXED[self.to]
         name = functools.partial(self.output.format, task=task.number, name=self.name(task.inputs[0].url))
-        columns: mds.MdsColumns | None = None
-        with OffsetFiles(name, out, b"", *self._limits, self.options) as files:
+        columns: Any = None
+        with OffsetFiles(name, out, *self._limits, self.options) as files:
             for sample in self._samples(task):
                 features = self._features(sample)
                 if columns is None:
-                    columns = mds.columns_of(features, self.fields)
-                    files.head = columns.head()
+                    columns = format.columns_of(features, self.fields)
+                    files.begin(columns.head())
                 with _naming(sample):
-                    data = mds.encoded(features, columns, self.fields)
+                    data = format.encoded(features, columns, self.fields)
                 files.write(data)
         return files.samples, files.outputs, columns.config() if columns else None
 
@@ -262,22 +276,31 @@ class ConvertJob(Job):
         contents, work = self.folder.contents(), self.work
         assert isinstance(work, ConvertWork)
         if work.to in _INDEXED and len(contents.finished) >= len(self.tasks) and not contents.complete:
-            publish(f"{output_folder(work.output)}{_INDEX}", self._index(), self.folder.options)
+            publish(f"{output_folder(work.output)}{_INDEX}", self._index(_INDEXED[work.to]), self.folder.options)
         super().finish()
 
-    def _index(self) -> bytes:
-        """Return the index. JobFailed where two files have other columns: no batch could have samples of both."""
-        files: list[tuple[str, int, int, Mapping[str, Any]]] = []
+    def _index(self, format: Any) -> bytes:
+        """Return the index of the files. JobFailed where two have other columns: no batch could have samples of both.
+        ``format``: the module of their format."""
+        files: list[Output] = []
+        columns: dict[str, Any] = {}
         for record in self.folder.records(range(len(self.tasks))):
-            files += [(one.url, one.bytes, one.samples or 0, record.more["columns"]) for one in record.outputs]
-        for name, _, _, columns in files:
-            if columns != files[0][3]:
+            files += record.outputs
+            if record.outputs and (columns := columns or record.more["columns"]) != (others := record.more["columns"]):
                 raise JobFailed(
-                    f"{redact(self.folder.out)}{name} has {mds.described(columns)}, and {files[0][0]} has"
-                    f" {mds.described(files[0][3])}: name the fields that all have (--field), and begin again"
-                    " (--overwrite)"
+                    f"{redact(self.folder.out)}{record.outputs[0].url} has {_named(others)}, and {files[0].url} has"
+                    f" {_named(columns)}: name the fields that all have (--field), and begin again (--overwrite)"
                 )
-        return mds.index_text(files)
+        if not files:
+            raise JobFailed(f"{redact(self.folder.url)}: the inputs have no samples, so there is nothing to list")
+        text: bytes = format.index_text(files, columns)
+        return text
+
+
+def _named(columns: Mapping[str, Any]) -> str:
+    """Return columns as text."""
+    names, encodings = (columns.get(f"column_{what}") or columns[what] for what in ("names", "encodings"))
+    return f"the columns {', '.join(f'{name} ({kind})' for name, kind in zip(names, encodings, strict=True))}"
 
 
 def _infos(task: Task) -> list[dict[str, Any]]:
@@ -312,20 +335,20 @@ def convert_shards(
     storage_options: Mapping[str, Any] | None = None,
 ) -> ConvertJob:
     """Return the job that writes the files ``inputs`` (as for `map_shards`) in another format, one task each. A folder
-    with the ``index.json`` of MDS stands for the files in that.
+    with the ``index.json`` of MDS or LitData stands for the files in that.
 
-    ``output``: a folder, with a slash at its end, or names with ``{name}``, ``{task}`` and ``{part}`` (shards and MDS).
-    ``to``: ``shards`` from TFRecord and MDS; ``tfrecord``, ``mds`` or ``parquet`` from shards; None: by the suffix of
-        ``output``, else ``shards`` where the inputs are TFRecord or MDS.
+    ``output``: a folder, with a slash at its end, or names with ``{name}``, ``{task}`` and ``{part}``.
+    ``to``: ``shards`` from TFRecord, MDS and LitData; any other of `FORMATS` from shards; None: by the suffix of
+        ``output``, else ``shards`` where no input is one.
     ``fields``: feature or column by the field of the sample; by default all, see `mapping.fields_of`.
     ``key``: the feature of the key; without it, ``__key__`` where there is one, else a number.
-    ``typed``: write ``cls`` and the like as integers, to TFRecord and MDS.
-    ``maxsize``, ``maxcount``: of new shards and files of MDS, see `MapWork`. ``row_group``: bytes of one of Parquet.
+    ``typed``: write ``cls`` and the like as integers, to TFRecord, MDS and LitData.
+    ``maxsize``, ``maxcount``: of new files, see `MapWork`. ``row_group``: bytes of a row group of Parquet.
 
     Raise ConfigError for wrong arguments. See `map_shards` for the others.
     """
     options = StorageOptions(storage_options)
-    sources = _planned(inputs, options)
+    sources, columns = _planned(inputs, options)
     chosen = _target(to, output, [one.url for one in sources])
     parts = maxsize is not None or maxcount is not None
     if output.endswith("/") or output in (".", ".."):
@@ -340,39 +363,66 @@ def convert_shards(
         None if maxsize is None else bytes_of(maxsize),
         None if maxcount is None else check_size("convert_shards", "maxcount", maxcount, at_least=1),
         bytes_of(row_group, "row_group"),
+        columns.config() if columns else None,
         options,
     )
-    plan = Plan(sources, 1)
-    check_template(output, len(plan), parts=parts)
+    check_template(output, len(sources), parts=parts)
     _check_names(work, sources)
     folder = JobFolder(job_url(output_folder(output), job), options)
-    if chosen in _INDEXED and not overwrite:
-        _check_index(folder)
+    if not overwrite:
+        _check_index(chosen, folder)
     how: dict[str, Any] = {"engine": engine, "options": {"cpus": cpus, "workers": workers}, "attempts": attempts}
-    named = [redact(one.url) for one in sources[:100]]
-    return ConvertJob(work, plan, folder, inputs=named, overwrite=overwrite, on_progress=on_progress, **how)
+    how |= {"inputs": [redact(one.url) for one in sources[:100]], "overwrite": overwrite, "on_progress": on_progress}
+    return ConvertJob(work, Plan(sources), folder, **how)
 
 
-def _planned(inputs: Urls, options: StorageOptions) -> list[Input]:
-    """Return the inputs, and for a folder with an ``index.json`` of MDS, or this file, the files that it lists."""
+def _planned(inputs: Urls, options: StorageOptions) -> tuple[list[Input], litdata.LitDataColumns | None]:
+    """Return the inputs, and for a folder with an ``index.json`` of MDS or LitData, or this file, the files that it
+    lists; and what is in those of LitData."""
     urls: list[str] = []
     sizes: dict[str, int] = {}
+    columns: dict[str, litdata.LitDataColumns] = {}
     for given in [inputs] if isinstance(inputs, str | os.PathLike) else inputs:
         name = os.fspath(given)
         index = _read_index(folder, options) if (folder := _index_folder(name)) is not None else None
-        if index is None:
+        if index is None or folder is None:
             urls.append(name)
             continue
-        listed = mds.listed(index, f"{redact(folder or '')}{_INDEX}")
-        urls += [f"{folder}{file}" for file, _ in listed]
-        sizes |= {f"{folder}{file}": size for file, size in listed}
+        where = f"{redact(folder)}{_INDEX}"
+        if "chunks" in index:
+            names, columns[folder] = litdata.listed(index, where)
+            files: list[tuple[Any, Any]] = [(one, None) for one in names]
+        else:
+            files = mds.listed(index, where)
+        for file, size in files:
+            if not isinstance(file, str) or ".." in file.split("/") or file[:1] in ("", "/") or "://" in file:
+                raise ConfigError(f"{where}: {file!r} is no name of a file beside it")
+            urls.append(f"{folder}{file}")
+            sizes[urls[-1]] = size
     sources = planned(urls, options)
     for one in sources:
         if (size := sizes.get(one.url)) is not None and one.size not in (None, size):
             raise ConfigError(
                 f"{redact(one.url)}: {one.size:,} bytes, and {_INDEX} lists {size:,}: it was replaced or cut"
             )
-    return sources
+    return sources, _columns(sources, columns, options)
+
+
+def _columns(
+    sources: Sequence[Input], known: dict[str, litdata.LitDataColumns], options: StorageOptions
+) -> litdata.LitDataColumns | None:
+    """Return what is in chunks of LitData, by the indexes in their folders; None for files of other formats."""
+    for one in sources:
+        folder = one.url[: one.url.rfind("/") + 1]
+        if format_of(one.url) != "litdata" or any(map(folder.startswith, known)):
+            continue
+        index = _read_index(folder, options)
+        if index is None or "chunks" not in index:
+            raise ConfigError(f"{redact(one.url)}: no {_INDEX} of LitData beside it says what is in this file")
+        known[folder] = litdata.listed(index, f"{redact(folder)}{_INDEX}")[1]
+    if len({*known.values()}) > 1 or (known and {format_of(one.url) for one in sources} != {"litdata"}):
+        raise ConfigError("chunks of LitData with other leaves, or other files beside them: convert each by itself")
+    return next(iter(known.values()), None)
 
 
 def _index_folder(name: str) -> str | None:
@@ -390,13 +440,16 @@ def _read_index(folder: str, options: StorageOptions) -> dict[str, Any] | None:
         index = json.loads(next(read_objects([f"{folder}{_INDEX}"], options)))
     except (ShardNotFound, AccessDenied, ValueError, RecursionError):  # some web servers answer any name with a page
         return None
-    shards = index.get("shards") if isinstance(index, dict) else None
-    return index if shards and all(isinstance(one, dict) and "format" in one for one in shards) else None
+    if not isinstance(index, dict):
+        return None
+    shards = index.get("shards")
+    is_mds = shards and isinstance(shards, list) and all(isinstance(one, dict) and "format" in one for one in shards)
+    return index if is_mds or ("config" in index and isinstance(index.get("chunks"), list)) else None
 
 
-def _check_index(folder: JobFolder) -> None:
-    """Raise ConfigError where the index of other files is in the folder of the outputs."""
-    if folder.contents().begun:
+def _check_index(to: str, folder: JobFolder) -> None:
+    """Raise ConfigError where the index of other files is in the folder of the outputs, for a format that has one."""
+    if to not in _INDEXED or folder.contents().begun:
         return
     with contextlib.suppress(ShardNotFound):
         next(read_objects([f"{folder.out}{_INDEX}"], folder.options))
@@ -411,12 +464,12 @@ def _target(to: str | None, output: str, urls: Sequence[str]) -> str:
     found = {format_of(url) for url in urls}
     if "parquet" in found:
         raise ConfigError("shards of the rows of Parquet are written by another command: wds-async create OUT TABLE")
-    chosen = to or format_of(output) or ("shards" if found and found <= _READERS.keys() else None)
+    chosen = to or format_of(output) or ("shards" if found and found <= _TITLES.keys() else None)
     if chosen not in FORMATS:
         raise ConfigError(f"to={to!r} (--to): the new format, one of {', '.join(FORMATS)}; the names do not tell it")
     for url in urls:
         kind = format_of(url)
-        if kind in _READERS and chosen != "shards":
+        if kind in _TITLES and chosen != "shards":
             raise ConfigError(f"{redact(url)}: {_TITLES[kind]} becomes shards; {chosen} is written from shards")
         if (packed := re.search(r"\.mds\.(br|snappy)$", url.partition("?")[0])) is not None:
             raise ConfigError(f"{redact(url)}: MDS compressed by {packed[1]} is not read; zstd, gz and bz2 are")
@@ -432,16 +485,17 @@ def _check(to: str, output: str, parts: bool, typed: bool, key: str | None, fiel
         if renamed := [name for name, column in fields.items() if name != column]:
             raise ConfigError(f"the field {renamed[0]!r} is a column of the same name in Parquet: name fields only")
     if to not in ("shards", *_INDEXED) and parts:
-        raise ConfigError("maxsize and maxcount are for new shards and files of MDS")
+        raise ConfigError("maxsize and maxcount are for new shards, files of MDS and chunks of LitData")
     if to != "shards" and key is not None:
         raise ConfigError("key is for new shards")
-    if to not in _READERS and typed:
-        raise ConfigError("typed (--typed) is for TFRecord and MDS")
+    if to not in _TITLES and typed:
+        raise ConfigError("typed (--typed) is for TFRecord, MDS and LitData")
     if to != "shards" and len({*fields.values()}) < len(fields):
         raise ConfigError("fields: two of them would be the same feature or column")
-    if to == "mds" and not output.partition("?")[0].endswith(".mds"):
+    if to in _INDEXED and not output.partition("?")[0].endswith(_SUFFIX[to]):
         raise ConfigError(
-            f"output={redact(output)!r}: a folder, or names that end in .mds; MDS is written uncompressed"
+            f"output={redact(output)!r}: a folder, or names that end in {_SUFFIX[to]}; {_TITLES[to]} is written"
+            " uncompressed"
         )
     if to == "imagefolder" and not output.endswith(f"/{METADATA}"):
         raise ConfigError(f"output={redact(output)!r}: a folder, with a slash at its end")

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from wds_async.errors import ConfigError
 from wds_async.tools.convert.tfrecord import Values
 
-__all__ = ["KEY", "NUMBERS", "check_field", "features_of", "fields_of", "image_suffix", "key_of"]
+__all__ = [
+    "KEY",
+    "NUMBERS",
+    "check_field",
+    "column_bytes",
+    "columns_of",
+    "features_of",
+    "fields_of",
+    "key_of",
+    "npy",
+    "of_bytes",
+    "stored",
+]
 
 KEY = "__key__"
 NUMBERS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
@@ -95,11 +112,10 @@ def _named(feature: str, kind: str, values: list[Any]) -> Iterator[tuple[str, by
 
 
 def _suffix(value: bytes) -> str:
-    return image_suffix(value) or ("txt" if _is_text(value) else "bin")
+    return _image_suffix(value) or ("txt" if _is_text(value) else "bin")
 
 
-def image_suffix(value: bytes) -> str:
-    """Return ``jpg``, ``png`` or ``webp`` for such an image, else ""."""
+def _image_suffix(value: bytes) -> str:
     for magic, at, suffix in _MAGIC:
         if value.startswith(magic, at) and (not at or value.startswith(b"RIFF")):
             return suffix
@@ -132,3 +148,65 @@ def _integer(name: str, data: bytes) -> int:
     if not re.fullmatch(rb"\s*[+-]?[0-9]{1,19}\s*", data) or not -(1 << 63) <= (value := int(data)) < 1 << 63:
         raise ValueError(f"the field {name!r} holds {data[:40]!r}, no integer of 64 bits: leave --typed away")
     return value
+
+
+def stored(suffix: str, data: bytes) -> Values:
+    """Return the values of a column whose bytes are a field's."""
+    return suffix, [data]
+
+
+def of_bytes(data: bytes) -> Values:
+    """Return the values of a column of bytes, of which nothing else is known."""
+    return f".{_image_suffix(data) or 'bin'}", [data]
+
+
+def npy(data: bytes, dtype: str, shape: Sequence[int] | None) -> bytes:
+    """Return an array, of one axis where ``shape`` is None, as ``.npy``. ValueError where its bytes do not fit that."""
+    if dtype == "bfloat16":
+        raise ValueError("an array of bfloat16, which .npy does not have")
+    kind = np.dtype(dtype).newbyteorder("<")
+    axes = (len(data) // kind.itemsize,) if shape is None else tuple(shape)
+    if math.prod(axes) * kind.itemsize != len(data):
+        raise ValueError(f"{len(data):,} bytes for an array of {dtype} of the shape {axes}")
+    made = io.BytesIO()
+    np.save(made, np.frombuffer(data, kind).reshape(axes), allow_pickle=False)
+    return made.getvalue()
+
+
+def columns_of(
+    features: Mapping[str, Values], fields: Mapping[str, str], encodings: Mapping[str, str]
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return names and encodings of the columns for samples like ``features``, sorted.
+
+    ``fields``: the name of a column, where it is not the field's. ``encodings``: by the extensions of fields.
+    """
+    made = {}
+    for name, (kind, _) in features.items():
+        by_name = "str" if name == KEY else encodings.get(name.rpartition(".")[2], "bytes")
+        made[fields.get(name, name)] = "int" if kind == "int64" else by_name
+    names = tuple(sorted(made))
+    return names, tuple(made[name] for name in names)
+
+
+def column_bytes(
+    features: Mapping[str, Values], fields: Mapping[str, str], names: Sequence[str], encodings: Sequence[str]
+) -> list[bytes]:
+    """Return a sample as the bytes of the columns of `columns_of`. ValueError where it has other fields than these, and
+    for text and JSON that are none."""
+    there = {fields.get(name, name): values[0] for name, (_, values) in features.items()}
+    if there.keys() != set(names):
+        new, lacks = there.keys() - set(names), set(names) - there.keys()
+        what = f"has the field {min(new)!r}, which" if new else f"lacks the field {min(lacks)!r}, which"
+        raise ValueError(f"it {what} the first one {'lacks' if new else 'has'}: name those that all have (--field)")
+    made = []
+    for name, encoding in zip(names, encodings, strict=True):
+        value = there[name]
+        try:
+            if encoding == "str":
+                value.decode("utf-8")
+            elif encoding == "json":
+                json.loads(value)
+        except (ValueError, RecursionError) as exn:
+            raise ValueError(f"the column {name!r} is no {encoding}: {exn}") from exn
+        made.append(struct.pack("<q", value) if encoding == "int" else value)
+    return made

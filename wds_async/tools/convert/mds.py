@@ -7,7 +7,6 @@ the samples. ``index.json`` in the folder lists the files. Source: ``streaming/b
 from __future__ import annotations
 
 import functools
-import io
 import json
 import math
 import struct
@@ -18,13 +17,15 @@ from typing import Any
 
 import numpy as np
 
+from wds_async.distributed.tasks import Output
 from wds_async.errors import ConfigError, CorruptShard, FieldTooLarge, ShardFormatError, TruncatedShard, UnsafeContent
 from wds_async.tar.source import ByteSource
-from wds_async.tools.convert.mapping import KEY, image_suffix
-from wds_async.tools.convert.offsets import ended, items, joined, leaves, table
+from wds_async.tools.convert import mapping
+from wds_async.tools.convert.mapping import KEY, npy, of_bytes, stored
+from wds_async.tools.convert.offsets import check_columns, decoded, ended, items, joined, leaves, table
 from wds_async.tools.convert.tfrecord import Values
 
-__all__ = ["MdsColumns", "columns_of", "described", "encoded", "index_text", "listed", "samples"]
+__all__ = ["MdsColumns", "columns_of", "encoded", "index_text", "listed", "samples"]
 
 _MOST_HEADER = 16 << 20
 _INTEGERS = {
@@ -77,9 +78,7 @@ def samples(source: ByteSource, wanted: Collection[str] | None) -> Iterator[tupl
     """
     offsets = table(source, "MDS")
     columns = _header(source, offsets)
-    if wanted is not None and (missing := set(wanted) - {*columns.names, KEY}):
-        there = ", ".join(map(repr, columns.names))
-        raise source.error(ShardFormatError, f"no column {min(missing)!r}; there are {there}", source.offset)
+    check_columns(source, columns.names, wanted)
     decoders: dict[str, Callable[[bytes], Values]] = {}
     for name, encoding, size in zip(columns.names, columns.encodings, columns.sizes, strict=True):
         if wanted is None or name in wanted or name == KEY:
@@ -87,7 +86,7 @@ def samples(source: ByteSource, wanted: Collection[str] | None) -> Iterator[tupl
     for number, (start, data) in enumerate(items(source, offsets)):
         try:
             parts = dict(zip(columns.names, leaves(data, columns.sizes), strict=True))
-            yield start, {name: _decoded(name, decode, parts[name]) for name, decode in decoders.items()}
+            yield start, {name: decoded(name, decode, parts[name]) for name, decode in decoders.items()}
         except ValueError as exn:
             raise source.error(CorruptShard, f"sample {number:,}, at byte {start:,}: {exn}", start) from exn
     ended(source)
@@ -156,33 +155,18 @@ def _decoder(source: ByteSource, name: str, encoding: str, size: int | None) -> 
         why = f"{source.shown}: the column {name!r} is a pickle, which can run any program when it is read: {leave}"
         raise UnsafeContent(why)
     if encoding in _AS_STORED:
-        return functools.partial(_stored, _AS_STORED[encoding])
+        return functools.partial(stored, _AS_STORED[encoding])
     if encoding in _INTEGERS:
         return functools.partial(_integer, _INTEGERS[encoding])
     if encoding in _FLOATS:
         return functools.partial(_float, _FLOATS[encoding])
     if encoding == "bytes":
-        return _bytes
+        return of_bytes
     if encoding.partition(":")[0] == "ndarray":
         return functools.partial(_array, *_array_type(encoding))
     known = ", ".join(("bytes", *_AS_STORED, *_INTEGERS, *_FLOATS, "ndarray"))
     why = f"the column {name!r} has the encoding {encoding!r}; those that are read are {known}: {leave}"
     raise source.error(ShardFormatError, why, source.offset)
-
-
-def _decoded(name: str, decode: Callable[[bytes], Values], data: bytes) -> Values:
-    try:
-        return decode(data)
-    except (ValueError, IndexError, struct.error) as exn:
-        raise ValueError(f"the column {name!r}, {len(data):,} bytes: {exn}") from exn
-
-
-def _stored(suffix: str, data: bytes) -> Values:
-    return suffix, [data]
-
-
-def _bytes(data: bytes) -> Values:
-    return f".{image_suffix(data) or 'bin'}", [data]
 
 
 def _integer(code: str, data: bytes) -> Values:
@@ -207,75 +191,47 @@ def _array(dtype: str | None, shape: tuple[int, ...] | None, data: bytes) -> Val
             raise ValueError(f"it ends in the shape of an array of {axes} axes")
         shape = tuple(int.from_bytes(data[at + n * width : at + (n + 1) * width], "little") for n in range(axes))
         at += axes * width
-    kind = np.dtype(dtype).newbyteorder("<")
-    if math.prod(shape) * kind.itemsize != len(data) - at:
-        raise ValueError(f"{len(data) - at:,} bytes for an array of {dtype} of the shape {shape}")
-    made = io.BytesIO()
-    np.save(made, np.frombuffer(data, kind, offset=at).reshape(shape), allow_pickle=False)
-    return ".npy", [made.getvalue()]
+    return ".npy", [npy(data[at:], dtype, shape)]
 
 
 def columns_of(features: Mapping[str, Values], fields: Mapping[str, str]) -> MdsColumns:
     """Return the columns for samples like ``features``; ``fields``: the name of a column, where it is not the field's.
     An encoding follows from the field's extension."""
-    made = {}
-    for name, (kind, _) in features.items():
-        encoding = (
-            "str" if name == KEY else "int" if kind == "int64" else _WRITTEN.get(name.rpartition(".")[2], "bytes")
-        )
-        made[fields.get(name, name)] = encoding
-    names = tuple(sorted(made))
-    return MdsColumns(names, tuple(made[name] for name in names), tuple(_size_of(made[name]) for name in names))
+    names, encodings = mapping.columns_of(features, fields, _WRITTEN)
+    return MdsColumns(names, encodings, tuple(map(_size_of, encodings)))
 
 
 def encoded(features: Mapping[str, Values], columns: MdsColumns, fields: Mapping[str, str]) -> bytes:
     """Return a sample. ValueError where it has other fields than ``columns``, and for text and JSON that are none."""
-    there = {fields.get(name, name): values[0] for name, (_, values) in features.items()}
-    if there.keys() != set(columns.names):
-        new, lacks = there.keys() - set(columns.names), set(columns.names) - there.keys()
-        what = f"has the field {min(new)!r}, which" if new else f"lacks the field {min(lacks)!r}, which"
-        raise ValueError(f"it {what} the first one {'lacks' if new else 'has'}: name those that all have (--field)")
-    parts = []
-    for name, encoding in zip(columns.names, columns.encodings, strict=True):
-        value = there[name]
-        try:
-            if encoding == "str":
-                value.decode("utf-8")
-            elif encoding == "json":
-                json.loads(value)
-        except (ValueError, RecursionError) as exn:
-            raise ValueError(f"the column {name!r} is no {encoding}: {exn}") from exn
-        parts.append(struct.pack("<q", value) if encoding == "int" else bytes(value))
-    return joined(parts, columns.sizes)
+    return joined(mapping.column_bytes(features, fields, columns.names, columns.encodings), columns.sizes)
 
 
-def index_text(files: Sequence[tuple[str, int, int, Mapping[str, Any]]]) -> bytes:
-    """Return ``index.json`` for files: name, bytes, samples, and what `MdsColumns.config` gave."""
+def index_text(files: Sequence[Output], config: Mapping[str, Any]) -> bytes:
+    """Return ``index.json`` for ``files``; ``config``: of their `MdsColumns`."""
     shards = [
-        {**config, "raw_data": {"basename": name, "bytes": size, "hashes": {}}, "samples": count, "zip_data": None}
-        for name, size, count, config in files
+        {
+            **config,
+            "raw_data": {"basename": one.url, "bytes": one.bytes, "hashes": {}},
+            "samples": one.samples,
+            "zip_data": None,
+        }
+        for one in files
     ]
     return json.dumps({"shards": shards, "version": 2}, sort_keys=True).encode("ascii")
 
 
-def described(config: Mapping[str, Any]) -> str:
-    """Return the columns of a file as text."""
-    pairs = zip(config["column_names"], config["column_encodings"], strict=True)
-    return "the columns " + ", ".join(f"{name} ({encoding})" for name, encoding in pairs)
-
-
-def listed(index: Mapping[str, Any], where: str) -> list[tuple[str, int]]:
-    """Return name and bytes of the files that ``index.json`` lists. ConfigError, with ``where``, for what is none."""
+def listed(index: Mapping[str, Any], where: str) -> list[tuple[Any, Any]]:
+    """Return name and bytes of the files that ``index.json`` lists. ConfigError, with ``where``, for what is not
+    read."""
     files = []
     for number, shard in enumerate(index["shards"]):
         try:
             if (shard["version"], shard["format"]) != (2, "mds"):
                 raise ValueError(f"version {shard['version']!r} of the format {shard['format']!r}; MDS 2 is read")
             file = shard.get("zip_data") or shard["raw_data"]
-            name, size = file["basename"], file["bytes"]
-            if not isinstance(name, str) or ".." in name.split("/") or name[:1] in ("", "/") or ":" in name:
-                raise ValueError(f"{name!r} is no name of a file beside it")
+            if type(file["bytes"]) is not int:
+                raise ValueError(f"{file['bytes']!r} bytes")
+            files.append((file["basename"], file["bytes"]))
         except (LookupError, TypeError, AttributeError, ValueError) as exn:
             raise ConfigError(f"{where}: entry {number:,} of 'shards': {type(exn).__name__}: {exn}") from exn
-        files.append((name, size))
     return files

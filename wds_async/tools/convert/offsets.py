@@ -10,7 +10,7 @@ import struct
 import sys
 import tempfile
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import IO, Self
 
 from wds_async.distributed.outputs import SummedSink
@@ -19,9 +19,21 @@ from wds_async.errors import ConfigError, CorruptShard, FieldTooLarge, ShardForm
 from wds_async.redact import redact
 from wds_async.storage.options import StorageOptions
 from wds_async.tar.source import ByteSource
-from wds_async.tools.convert.tfrecord import MAX_RECORD_BYTES
+from wds_async.tools.convert.mapping import KEY
+from wds_async.tools.convert.tfrecord import MAX_RECORD_BYTES, Values
 
-__all__ = ["MAX_SAMPLES", "OffsetFiles", "ended", "items", "joined", "leaves", "table"]
+__all__ = [
+    "MAX_SAMPLES",
+    "OffsetFiles",
+    "check_columns",
+    "decoded",
+    "ended",
+    "items",
+    "joined",
+    "leaves",
+    "offsets_of",
+    "table",
+]
 
 MAX_SAMPLES = 1 << 24
 _MOST_BYTES = (1 << 32) - 1
@@ -30,29 +42,44 @@ _PIECE = 1 << 20
 
 
 def table(source: ByteSource, what: str) -> array[int]:
-    """Return the offsets that a file of the format ``what`` begins with. TruncatedShard where it ends in them,
-    FieldTooLarge for more than `MAX_SAMPLES`, before anything is read, CorruptShard where they decrease."""
+    """Return the offsets that a file of the format ``what`` begins with. Raise what `offsets_of` raises; CorruptShard
+    where they begin in themselves."""
     head = source.take(4)
     if len(head) < 4:
         raise source.error(TruncatedShard, f"the file ends in the number of its samples, after {len(head)} bytes", 0)
     (count,) = struct.unpack("<I", head)
-    doubt = f"is this file {what}, and not compressed?"
+    offsets = offsets_of(source, count, what, 0)
+    if offsets[0] < source.offset:
+        why = f"byte 4: the first sample would begin at byte {offsets[0]:,}, in the offsets, which end at"
+        raise source.error(CorruptShard, f"{why} {source.offset:,}; {_doubt(what)}", 4)
+    return offsets
+
+
+def offsets_of(source: ByteSource, count: int, what: str, place: int) -> array[int]:
+    """Return the offsets of ``count`` samples, a number that stands at byte ``place``.
+
+    TruncatedShard where the file ends in them, FieldTooLarge for more than `MAX_SAMPLES`, before anything is read,
+    CorruptShard where they decrease.
+    """
+    at, size = source.offset, 4 * (count + 1)
     if count > MAX_SAMPLES:
-        raise source.error(FieldTooLarge, f"byte 0: {count:,} samples; the most are {MAX_SAMPLES:,}; {doubt}", 0)
-    data, size = source.take(4 * (count + 1)), 4 * (count + 1)
+        why = f"byte {place:,}: {count:,} samples; the most are {MAX_SAMPLES:,}; {_doubt(what)}"
+        raise source.error(FieldTooLarge, why, place)
+    data = source.take(size)
     if len(data) < size:
-        why = f"the file ends in the offsets of its {count:,} samples: {len(data):,} of {size:,} bytes; {doubt}"
-        raise source.error(TruncatedShard, why, 4)
+        why = f"the file ends in the offsets of its {count:,} samples: {len(data):,} of {size:,} bytes; {_doubt(what)}"
+        raise source.error(TruncatedShard, why, at)
     offsets = _little_endian(array("I", data))
-    if offsets[0] < 4 + size:
-        why = f"byte 4: the first sample would begin at byte {offsets[0]:,}, in the offsets, which end at {4 + size:,}"
-        raise source.error(CorruptShard, f"{why}; {doubt}", 4)
     for number in range(count):
         if offsets[number + 1] < offsets[number]:
-            at = 4 * (number + 2)
-            why = f"byte {at:,}: sample {number:,} would end at byte {offsets[number + 1]:,}, before it begins at"
-            raise source.error(CorruptShard, f"{why} {offsets[number]:,}: the offsets are damaged", at)
+            wrong = at + 4 * (number + 1)
+            why = f"byte {wrong:,}: sample {number:,} would end at byte {offsets[number + 1]:,}, before it begins at"
+            raise source.error(CorruptShard, f"{why} {offsets[number]:,}: the offsets are damaged", wrong)
     return offsets
+
+
+def _doubt(what: str) -> str:
+    return f"is this file {what}, and not compressed?"
 
 
 def _little_endian(numbers: array[int]) -> array[int]:
@@ -65,8 +92,12 @@ def _little_endian(numbers: array[int]) -> array[int]:
 def items(source: ByteSource, offsets: Sequence[int]) -> Iterator[tuple[int, bytes]]:
     """Yield the offset and the bytes of each sample; ``source`` stands at the first.
 
-    TruncatedShard where the file ends in a sample, FieldTooLarge for one of more than 1 GiB, before it is read.
+    CorruptShard where the offsets begin elsewhere, TruncatedShard where the file ends in a sample, FieldTooLarge for
+    one of more than 1 GiB, before it is read.
     """
+    if offsets[0] != source.offset:
+        why = f"the first sample would begin at byte {offsets[0]:,}, not {source.offset:,}: the offsets are damaged"
+        raise source.error(CorruptShard, why, source.offset)
     for number in range(len(offsets) - 1):
         start, size = offsets[number], offsets[number + 1] - offsets[number]
         where = f"sample {number:,}, at byte {start:,}"
@@ -85,6 +116,21 @@ def ended(source: ByteSource) -> None:
     if source.take(1):
         why = f"byte {at:,}: more bytes follow the last sample: their number or their offsets are damaged"
         raise source.error(ShardFormatError, why, at)
+
+
+def check_columns(source: ByteSource, names: Sequence[str], wanted: Collection[str] | None) -> None:
+    """Raise ShardFormatError where one of the columns ``wanted`` is not among ``names``; all want ``__key__``."""
+    if wanted is not None and (missing := set(wanted) - {*names, KEY}):
+        there = ", ".join(map(repr, names))
+        raise source.error(ShardFormatError, f"no column {min(missing)!r}; there are {there}", source.offset)
+
+
+def decoded(name: str, decode: Callable[[bytes], Values], data: bytes) -> Values:
+    """Return the values of a column. ValueError, with its ``name``, for bytes that are none."""
+    try:
+        return decode(data)
+    except (ValueError, IndexError, struct.error) as exn:
+        raise ValueError(f"the column {name!r}, {len(data):,} bytes: {exn}") from exn
 
 
 def leaves(data: bytes, sizes: Sequence[int | None]) -> list[bytes]:
@@ -113,27 +159,29 @@ def joined(parts: Sequence[bytes], sizes: Sequence[int | None]) -> bytes:
 class OffsetFiles:
     """The files that one task writes, one after another; see `Shards` for limits.
 
-    ``name``: called with ``part=``, the number of a file. ``head`` stands between the offsets and the samples. The
-    samples of the open file are kept in a temporary file, since the offsets come before them. A context manager: an
-    exception discards the open file.
+    ``name``: called with ``part=``, the number of a file. The samples of the open file are kept in a temporary file,
+    since the offsets come before them. A context manager: an exception discards the open file.
     """
 
     def __init__(
         self,
         name: Callable[..., str],
         out: str,
-        head: bytes = b"",
         maxsize: float = float("inf"),
         maxcount: float = float("inf"),
         options: StorageOptions | None = None,
     ) -> None:
         self.outputs: list[Output] = []
         self.samples = 0
-        self.head = head
+        self._head = b""
         self._name, self._out, self._options = name, out, options or StorageOptions()
         self._maxsize, self._maxcount = maxsize, maxcount
         self._body: IO[bytes] | None = None
         self._ends = array("I")
+
+    def begin(self, head: bytes) -> None:
+        """Take what stands between the offsets and the samples of each file."""
+        self._head = head
 
     def write(self, data: bytes) -> None:
         """Write a sample. ConfigError where the file would have more than 4 GiB, or `MAX_SAMPLES` samples."""
@@ -142,7 +190,7 @@ class OffsetFiles:
         if self._body is None:
             self._body = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115 - closed by _finish or __exit__
         end = (self._ends[-1] if self._ends else 0) + len(data)
-        if len(self.head) + end + 4 * (len(self._ends) + 3) > _MOST_BYTES or len(self._ends) >= MAX_SAMPLES:
+        if len(self._head) + end + 4 * (len(self._ends) + 3) > _MOST_BYTES or len(self._ends) >= MAX_SAMPLES:
             name = redact(self._name(part=len(self.outputs)))
             raise ConfigError(f"{name}: more than 4 GiB, or {MAX_SAMPLES:,} samples, in one file: give it a --maxsize")
         self._body.write(data)
@@ -155,12 +203,12 @@ class OffsetFiles:
         if body is None:
             return
         ends, self._ends = self._ends, array("I")
-        start = 4 * (len(ends) + 2) + len(self.head)
+        start = 4 * (len(ends) + 2) + len(self._head)
         with body:
             sink = SummedSink(self._name(part=len(self.outputs)), self._options)
             try:
                 sink.write(_little_endian(array("I", (len(ends), start, *(start + end for end in ends)))).tobytes())
-                sink.write(self.head)
+                sink.write(self._head)
                 body.seek(0)
                 while piece := body.read(_PIECE):
                     sink.write(piece)
