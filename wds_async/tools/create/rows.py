@@ -8,6 +8,7 @@ import json
 import random
 import re
 import sqlite3
+import weakref
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -155,6 +156,7 @@ class RowStore:
         self._new: list[tuple[int, bytes, bytes]] = []
         self._new_bytes = 0
         self._db = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+        weakref.finalize(self, self._db.close)  # Python 3.13 warns of a connection that is not closed
         self._db.execute("PRAGMA journal_mode=OFF")
         self._db.execute("CREATE TABLE rows (number INTEGER PRIMARY KEY, key BLOB, line BLOB)")
         self._db.execute("BEGIN")

@@ -129,22 +129,21 @@ class FolderSource:
         kind, decoded = "url" if location.path is None else "file", location.spec.percent_encoded
         folder = self.url if location.path is None else os.path.join(os.getcwd(), location.path, "")
         # Sorted on the disk: a folder of ten million files needs no more memory than one of a hundred.
-        db = sqlite3.connect("", isolation_level=None)
-        db.execute("PRAGMA journal_mode=OFF")
-        db.execute("CREATE TABLE files (key BLOB, field BLOB, name BLOB, size INTEGER, version TEXT)")
-        db.execute("BEGIN")
-        db.executemany("INSERT INTO files VALUES (?, ?, ?, ?, ?)", self._files(counts, decoded))
-        if self.imagefolder:
-            self._check_classes(db)
-        for number, (key, files) in enumerate(_samples(db, redact(self.url))):
-            shown = f"{self.url}{files[0][1]}"
-            fields = [
-                FieldSource(field, kind, f"{folder}{name}", size, version) for field, name, size, version in files
-            ]
+        with contextlib.closing(sqlite3.connect("", isolation_level=None)) as db:
+            db.execute("PRAGMA journal_mode=OFF")
+            db.execute("CREATE TABLE files (key BLOB, field BLOB, name BLOB, size INTEGER, version TEXT)")
+            db.execute("BEGIN")
+            db.executemany("INSERT INTO files VALUES (?, ?, ?, ?, ?)", self._files(counts, decoded))
             if self.imagefolder:
-                fields.append(text_field("cls", str(self._indexes[key.partition("/")[0]])))
-            yield SourceRow(f"{number:09d}" if self.numbered else key, tuple(fields), redact(shown))
-        db.close()
+                self._check_classes(db)
+            for number, (key, files) in enumerate(_samples(db, redact(self.url))):
+                shown = f"{self.url}{files[0][1]}"
+                fields = [
+                    FieldSource(field, kind, f"{folder}{name}", size, version) for field, name, size, version in files
+                ]
+                if self.imagefolder:
+                    fields.append(text_field("cls", str(self._indexes[key.partition("/")[0]])))
+                yield SourceRow(f"{number:09d}" if self.numbered else key, tuple(fields), redact(shown))
 
     def _files(self, counts: RowCounts, decoded: bool) -> Iterator[tuple[bytes, bytes, bytes, int | None, str]]:
         start = len(self.url)
