@@ -76,6 +76,34 @@ def test_a_sample_without_the_field_is_named_or_passed_over(call: Call, here: Pa
     assert json.loads((here / "out/_wds/filter/00001.json").read_text())["skipped"][0]["key"] == "odd"
 
 
+@pytest.mark.parametrize(
+    ("command", "output", "rest"),
+    [
+        ("filter", "in/", ["json.n > 2"]),
+        ("filter", "./in/t-1.tar", ["json.n > 2"]),
+        ("select", "link/{name}.tar", ["txt"]),
+        ("rename", "in/t{part:02d}.tar", ["b=txt", "--maxcount", 2]),
+        ("sort", "file:in/t-0.tar", []),
+        ("split", "in/t-{0..1}.tar", []),
+        ("split", "in/t-{0..}.tar", ["--maxcount", 3]),
+        ("split", "in/{split}-{0..}.tar", ["--weights", "t=1"]),
+        ("convert", "in/{name}.tar", ["--to", "tfrecord"]),
+        ("copy", "in/", []),
+    ],
+)
+def test_an_output_does_not_replace_an_input(
+    call: Call, here: Path, command: str, output: str, rest: list[Any]
+) -> None:
+    (here / "link").symlink_to(here / "in")
+    (here / "in/t00.tar").write_bytes((here / "in/t-0.tar").read_bytes())
+    before = {path.name: path.read_bytes() for path in here.glob("in/*")}
+    assert refused(call(command, "in/*.tar", output, *rest), 2, "in/t.*tar is an input, and an output would replace it")
+    assert {path.name: path.read_bytes() for path in here.glob("in/*")} == before
+    assert call("split", "in/t-*.tar", "in/t-{2..}.tar", "--maxcount", 8).exit_code == 2  # as many as it takes
+    assert call("split", "in/t-*.tar", "in/t-{2..3}.tar").exit_code == 0
+    assert call("filter", "in/t-0.tar", "in/{name}-{part}.tar", "--maxcount", 2, "True").exit_code == 0
+
+
 def test_two_inputs_of_one_name_are_refused(call: Call, here: Path) -> None:
     with wds.TarWriter(here / "other/t-0.tar.gz", mtime=0) as sink:
         sink.write({"__key__": "a", "txt": "x"})

@@ -27,6 +27,7 @@ _LEDGER = ("stage", "reason", "shard", "offset", "bytes", "samples", "key", "fie
 _PERMANENT = (ConfigError, UrlError, MissingExtra, UnsafeContent, ObjectChanged, CostLimitReached)
 _MOST_CHARACTERS = 2000
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_PYTHON = os.path.join(os.path.dirname(os.path.abspath(os.__file__)), "")
 
 
 _traffic: contextvars.ContextVar[Traffic | None] = contextvars.ContextVar("traffic", default=None)
@@ -103,7 +104,12 @@ def one_line(exn: BaseException) -> str:
     parts = [f"{kind}: {message}" if message else kind, *getattr(exn, "__notes__", ())]
     text = "; ".join(redact(" ".join(part.split())) for part in parts)
     frames = traceback.extract_tb(exn.__traceback__)
-    own = [frame for frame in frames if not os.path.abspath(frame.filename).startswith(_HERE)]
+    own = [frame for frame in frames if not _is_library(os.path.abspath(frame.filename))]
     if own:
         text += f" ({os.path.basename(own[-1].filename)}:{own[-1].lineno}, in {own[-1].name})"
     return text if len(text) <= _MOST_CHARACTERS else f"{text[:_MOST_CHARACTERS]}…"
+
+
+def _is_library(path: str) -> bool:
+    """Return whether a file is one of this package, or of Python's own."""
+    return path.startswith(_HERE) or (path.startswith(_PYTHON) and "site-packages" not in path)

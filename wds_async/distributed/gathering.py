@@ -25,7 +25,7 @@ from wds_async.config import transfer_config
 from wds_async.distributed.attempts import add_traffic
 from wds_async.distributed.folder import JobFolder
 from wds_async.distributed.ordering import TAIL_BYTES
-from wds_async.distributed.outputs import write_object
+from wds_async.distributed.outputs import ANY_NUMBER, ANY_TEXT, write_object
 from wds_async.distributed.rawtar import RawTarWriter, joined, key_of_raw, key_tag, renamed
 from wds_async.distributed.spill import SpillRun
 from wds_async.distributed.tasks import Output, Record, Task
@@ -94,6 +94,13 @@ class ShardNames:
         return _RANGE.sub(lambda match: f"{int(match[1]) + number:0{len(match[1])}d}", self.template).format(
             split=split, shard=number
         )
+
+    def all_names(self) -> Iterator[str]:
+        """Yield all names, with `outputs.ANY_NUMBER` and `outputs.ANY_TEXT` for what is not known yet."""
+        if self.count is not None:
+            yield from (self.name(ANY_TEXT, number) for number in range(self.count))
+        else:
+            yield _RANGE.sub(ANY_NUMBER, self.template).format(split=ANY_TEXT, shard=ANY_NUMBER)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,15 @@ from wds_async.distributed.attempts import add_traffic, skipped_entries
 from wds_async.distributed.folder import JobFolder, job_url, output_folder
 from wds_async.distributed.functions import function_named, name_of
 from wds_async.distributed.jobs import Job, OnProgress
-from wds_async.distributed.outputs import Shards, bytes_of, check_names, check_template, shard_name
+from wds_async.distributed.outputs import (
+    ANY_NUMBER,
+    Shards,
+    bytes_of,
+    check_inputs_stay,
+    check_names,
+    check_template,
+    shard_name,
+)
 from wds_async.distributed.plan import Plan, planned
 from wds_async.distributed.tasks import Record, Task
 from wds_async.errors import ConfigError
@@ -230,7 +238,12 @@ def map_shards(
     work = MapWork.checked(output, function, stage, encoder=encoder, **sizes, **kept, **faults)
     plan = Plan(planned(inputs, options), inputs_per_task)
     check_template(output, len(plan), parts=maxsize is not None or maxcount is not None)
-    check_names(output, (plan[number].inputs[0].url for number in range(len(plan))))
+    firsts = [plan[number].inputs[0].url for number in range(len(plan))]
+    check_names(output, firsts)
+    check_inputs_stay(
+        (output.format(task=number, part=ANY_NUMBER, name=shard_name(url)) for number, url in enumerate(firsts)),
+        (one.url for number in range(len(plan)) for one in plan[number].inputs),
+    )
     folder = JobFolder(job_url(output_folder(output), job), options)
     running: dict[str, Any] = {"engine": engine, "options": {"cpus": cpus, "workers": workers}, "attempts": attempts}
     return Job(work, plan, folder, inputs=_as_json(inputs), overwrite=overwrite, on_progress=on_progress, **running)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import string
 from collections.abc import Iterable, Mapping
@@ -20,7 +21,18 @@ from wds_async.tar.index import DaliIndex, dali_name
 from wds_async.tar.write import compression
 from wds_async.writer import TarWriter
 
-__all__ = ["Shards", "SummedSink", "bytes_of", "check_names", "check_template", "shard_name", "write_object"]
+__all__ = [
+    "ANY_NUMBER",
+    "ANY_TEXT",
+    "Shards",
+    "SummedSink",
+    "bytes_of",
+    "check_inputs_stay",
+    "check_names",
+    "check_template",
+    "shard_name",
+    "write_object",
+]
 
 Data = bytes | bytearray | memoryview
 _SUFFIXES = re.compile(r"(\.tar)?(\.(gz|bz2|xz|zst))?$|\.(tgz|tbz2|txz)$", re.IGNORECASE)
@@ -81,6 +93,55 @@ def check_names(template: str, urls: Iterable[str]) -> None:
                 f"{redact(other)} and {redact(url)} have the same name, so their outputs would be the same file: add "
                 f"{{task}} to output={redact(template)!r}"
             )
+
+
+class _Unknown(str):
+    """Value of a field in a name that is not known before the job runs; it stays the same in any format."""
+
+    def __format__(self, spec: str) -> str:
+        return str(self)
+
+
+ANY_NUMBER, ANY_TEXT = _Unknown("\1"), _Unknown("\2")
+"""Values for `check_inputs_stay`: they stand for any number, and for any text."""
+_ANY = re.compile("[\1\2]")
+
+
+def check_inputs_stay(names: Iterable[str], urls: Iterable[str]) -> None:
+    """Raise ConfigError where an output of ``names`` (with `ANY_NUMBER` and `ANY_TEXT`) would replace one of the inputs
+    ``urls``: samples that it drops would be lost, and a job that was interrupted could not go on."""
+    folders: dict[str, str] = {}
+    whole: set[str] = set()
+    begins: dict[str, list[tuple[str, bool]]] = {}
+    for name in names:
+        place = _place(name, folders)
+        parts = _ANY.split(place)
+        if len(parts) == 1:
+            whole.add(place)
+        else:
+            begins.setdefault(parts[0], []).append((parts[-1], ANY_TEXT not in place))
+    shortest = min(map(len, begins), default=0)
+    for url in urls:
+        place = _place(url, folders)
+        if place in whole or any(
+            place.endswith(tail) and (not number or place[cut : len(place) - len(tail)].isdigit())
+            for cut in (range(shortest, len(place)) if begins else ())
+            for tail, number in begins.get(place[:cut], ())
+        ):
+            raise ConfigError(
+                f"{redact(url)} is an input, and an output would replace it: write to another folder, or to other names"
+            )
+
+
+def _place(url: str, folders: dict[str, str]) -> str:
+    """Return a URL without its query, or an absolute path; ``folders``: links of folders that were followed before."""
+    path = url.removeprefix("file://").removeprefix("file:")
+    if "://" in path or path.startswith("pipe:"):
+        return url.partition("?")[0]
+    folder, name = os.path.split(path)
+    if folder not in folders:
+        folders[folder] = os.path.realpath(folder or ".")
+    return os.path.join(folders[folder], name)
 
 
 class SummedSink:

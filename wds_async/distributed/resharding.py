@@ -29,7 +29,7 @@ from wds_async.distributed.gathering import (
 )
 from wds_async.distributed.jobs import Job, OnProgress
 from wds_async.distributed.ordering import Ordering
-from wds_async.distributed.outputs import bytes_of
+from wds_async.distributed.outputs import bytes_of, check_inputs_stay
 from wds_async.distributed.plan import planned
 from wds_async.distributed.progress import JobStatus, JobSummary
 from wds_async.distributed.spill import ScatterWork, spill_name
@@ -291,6 +291,7 @@ def reshard(
         raise ConfigError(f"output={redact(output)!r}, split={split!r}: with split=, and only then, it has {{split}}")
     folder = JobFolder(job_url(output_folder(output), job), options)
     sources = planned(inputs, options), planned(join, options) if join is not None else []
+    check_inputs_stay(names.all_names(), (one.url for source in sources for one in source))
     phases = _phases(folder, names, ordering, rule, sources, size, policy, matched)
     values = (redact(output), asdict(ordering), asdict(rule), size, policy, matched, len(sources[1]))
     asked = dict(zip(_ASKED, values, strict=True))

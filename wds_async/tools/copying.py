@@ -11,7 +11,7 @@ from typing import Any
 from wds_async.distributed.attempts import add_traffic
 from wds_async.distributed.folder import JobFolder, job_url
 from wds_async.distributed.jobs import Job, OnProgress
-from wds_async.distributed.outputs import SummedSink
+from wds_async.distributed.outputs import SummedSink, check_inputs_stay
 from wds_async.distributed.plan import Plan, planned
 from wds_async.distributed.tasks import Output, Record, Task
 from wds_async.errors import ConfigError
@@ -122,6 +122,7 @@ def copy_shards(
     for url in urls:
         if (other := seen.setdefault(work.name(url), url)) != url:
             raise ConfigError(f"{redact(other)} and {redact(url)} have the same name: keep their folders (--tree)")
+    check_inputs_stay((f"{folder}{work.name(url)}" for url in urls), urls)
     given: dict[str, Any] = {"engine": engine, "options": {"cpus": cpus, "workers": workers}, "attempts": attempts}
     return CopyJob(
         work,

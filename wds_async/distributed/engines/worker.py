@@ -26,9 +26,9 @@ def main(parent: Connection) -> None:
     except Exception as exn:
         parent.send(("broken", f"{type(exn).__name__}: {exn}"))
         return
-    # Not in the main thread: that one may be busy with a task when the parent ends.
-    threading.Thread(target=receive, args=(parent, tasks.put), name="wds-async-tasks", daemon=True).start()
     try:
+        # Not in the main thread: that one may be busy with a task when the parent ends.
+        threading.Thread(target=receive, args=(parent, tasks.put), name="wds-async-tasks", daemon=True).start()
         parent.send(("ready", None))
         while (task := tasks.get()) is not None:
             parent.send(("result", attempt(task)))

@@ -16,7 +16,15 @@ from wds_async.arguments import check_size
 from wds_async.distributed.attempts import add_traffic
 from wds_async.distributed.folder import JobFolder, job_url, output_folder, read_objects
 from wds_async.distributed.jobs import Job, OnProgress
-from wds_async.distributed.outputs import Shards, SummedSink, bytes_of, check_template, shard_name
+from wds_async.distributed.outputs import (
+    ANY_NUMBER,
+    Shards,
+    SummedSink,
+    bytes_of,
+    check_inputs_stay,
+    check_template,
+    shard_name,
+)
 from wds_async.distributed.plan import Plan, planned
 from wds_async.distributed.tasks import Input, Output, Record, Task
 from wds_async.errors import AccessDenied, ConfigError, JobFailed, ShardFormatError, ShardNotFound
@@ -508,10 +516,17 @@ def _check(to: str, output: str, parts: bool, typed: bool, key: str | None, fiel
 
 
 def _check_names(work: ConvertWork, sources: Sequence[Input]) -> None:
-    """Raise ConfigError where two inputs would become the same file."""
+    """Raise ConfigError where two inputs would become the same file, and where a file would replace an input."""
     seen: dict[str, str] = {}
     for number, one in enumerate(sources):
         name = work.output.format(task=number, part=0, name=work.name(one.url))
         if (other := seen.setdefault(name, one.url)) != one.url:
             raise ConfigError(f"{redact(other)} and {redact(one.url)} would become the same file {redact(name)}: add"
                               " {task} to the names of the output")  # fmt: skip
+    check_inputs_stay(
+        (
+            work.output.format(task=number, part=ANY_NUMBER, name=work.name(one.url))
+            for number, one in enumerate(sources)
+        ),
+        (one.url for one in sources),
+    )
