@@ -191,6 +191,10 @@ def test_parquet_with_images_in_it() -> None:
     assert samples("out/000000.tar") == [
         {"__key__": "000000000", "jpg": b"\1\0", "cls": b"1"}, {"__key__": "000000001", "jpg": b"\2"}
     ]  # fmt: skip
+    whole = Path("t.parquet").read_bytes()
+    Path("page.parquet").write_bytes(whole[:10] + b"\xff" * 20 + whole[30:])
+    with pytest.raises(ConfigError, match=r"page\.parquet, behind row 0"):
+        create_shards("page.parquet", "x")
     Path("bad.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(ConfigError, match=r"bad\.parquet"):
         create_shards("bad.parquet", "x")

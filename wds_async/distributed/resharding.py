@@ -290,13 +290,21 @@ def reshard(
     if names.has_split != bool(ordering.split):
         raise ConfigError(f"output={redact(output)!r}, split={split!r}: with split=, and only then, it has {{split}}")
     folder = JobFolder(job_url(output_folder(output), job), options)
-    sources = planned(inputs, options), planned(join, options) if join is not None else []
-    check_inputs_stay(names.all_names(), (one.url for source in sources for one in source))
+    sources = _planned(names, inputs, join, options)
     phases = _phases(folder, names, ordering, rule, sources, size, policy, matched)
     values = (redact(output), asdict(ordering), asdict(rule), size, policy, matched, len(sources[1]))
     asked = dict(zip(_ASKED, values, strict=True))
     given: dict[str, Any] = {"options": {"cpus": cpus, "workers": workers}, "attempts": attempts, "inputs": asked}
     return ReshardJob(*phases, folder, overwrite=overwrite, on_progress=on_progress, engine=engine, **given)
+
+
+def _planned(
+    names: ShardNames, inputs: Urls, join: Urls | None, options: StorageOptions
+) -> tuple[list[Input], list[Input]]:
+    """Return the inputs of both data sets. ConfigError where an output would replace one of them."""
+    sources = planned(inputs, options), planned(join, options) if join is not None else []
+    check_inputs_stay(names.all_names(), (one.url for source in sources for one in source))
+    return sources
 
 
 def reshard_of(folder: JobFolder, *, engine: TaskEngine | str = "local", **how: Any) -> ReshardJob:

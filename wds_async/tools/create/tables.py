@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from wds_async import packages
-from wds_async.errors import ConfigError, UnsafeContent
+from wds_async.errors import ConfigError, StorageError, UnsafeContent
 from wds_async.redact import redact
 from wds_async.storage.options import StorageOptions
 from wds_async.storage.registry import locate
@@ -197,7 +197,9 @@ class TableSource:
                         for values in batch.to_pylist():
                             number += 1
                             yield f"row {number}", values
-            except pyarrow.ArrowException as exn:
+            except StorageError:
+                raise
+            except (pyarrow.ArrowException, OSError) as exn:  # OSError where a page is damaged
                 raise _Unreadable(f"behind row {number}: {exn}") from exn
 
     def _separated(self, stream: Any) -> Iterator[tuple[str, Mapping[str, Any]]]:
