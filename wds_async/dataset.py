@@ -71,8 +71,9 @@ def _why_empty(shards: int | None, ledger: Ledger | Ledgers | None, cut: bool) -
     return (
         f"{head}: either it has fewer shards{'' if shards is None else f' ({shards})'} than ranks times "
         f"workers ({here.world_size * here.num_workers}), or its stages let no sample pass. Use fewer "
-        "workers or more shards, or workersplitter=None and .compose(split_by_worker), which splits samples (and "
-        "has each worker read all shards of its rank); empty_check=False lets a worker be empty"
+        'workers, more shards, or split="bytes", by which workers share a shard. Where shards cannot be cut, '
+        "workersplitter=None and .compose(split_by_worker) split samples (each worker then reads all shards of its "
+        "rank). empty_check=False lets a worker be empty"
     )
 
 

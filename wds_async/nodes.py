@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from torchdata.nodes import BaseNode
-
+from wds_async import packages
 from wds_async.dataset import WebDataset
 from wds_async.pipeline import DataPipeline
 
 __all__ = ["ShardReader"]
+
+BaseNode: Any = packages.optional("torchdata.nodes", "ShardReader", "nodes").BaseNode
 
 
 class ShardReader(BaseNode[Any]):  # type: ignore[misc] # its package is not read where types are checked

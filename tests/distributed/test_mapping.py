@@ -159,7 +159,7 @@ def test_changed_inputs_are_another_job(inputs: str, tmp_path: Path) -> None:
     job_of(inputs, tmp_path / "out").run()
     with wds.TarWriter(tmp_path / "in/t-001.tar", mtime=0) as sink:
         sink.write({"__key__": "other", "txt": "x"})
-    with pytest.raises(JobChanged, match=r"t-001\.tar was replaced: it had \d+ bytes, version .*; ids is"):
+    with pytest.raises(JobChanged, match=r"t-001\.tar was replaced: it had \d+ bytes, version [^;]*$"):
         job_of(inputs, tmp_path / "out").run()
     with pytest.raises(JobChanged, match=r"input 0 is .*t-000\.tar there and .*t-002\.tar here"):
         job_of(f"{tmp_path}/in/t-002.tar", tmp_path / "out").run()

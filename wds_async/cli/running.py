@@ -160,8 +160,13 @@ def _outlook(job: Job, writes: str, retry: bool, source: Sequence[str]) -> _Outl
     numbers = sorted(contents.failed) if retry else [n for n in range(len(job.tasks)) if n not in contents.finished]
     state = f"{len(numbers):,} of {counted(len(job.tasks), 'task')} to run, {len(contents.finished):,} finished"
     reads = source or [f"reads   {Estimate.of(one for number in numbers for one in job.tasks[number].inputs)}"]
-    lines = (*reads, f"writes  {redact(writes)} (not priced)")
+    lines = (*reads, _writes(writes))
     return _Outlook(state, not numbers, len(job.tasks), len(contents.finished), lines)
+
+
+def _writes(where: str) -> str:
+    """Return the line that says where a job writes."""
+    return f"writes  {redact(where)}{' (its cost is not known before)' if '://' in where else ''}"
 
 
 def _outlook_of_reshard(job: ReshardJob, writes: str) -> _Outlook:
@@ -180,7 +185,7 @@ def _outlook_of_reshard(job: ReshardJob, writes: str) -> _Outlook:
     lines += [
         f"spills  about {human(again.bytes)} below {redact(job.folder.url)}/spill/ until the end, and reads that"
         f"{_cost(again.traffic, again.unknown)}",
-        f"writes  {redact(writes)} (not priced)",
+        _writes(writes),
     ]
     return _Outlook(state, False, len(tasks), len(finished), tuple(lines))
 

@@ -14,7 +14,16 @@ from typing import Any
 from wds_async import config, world
 from wds_async.distributed.folder import JobFolder
 from wds_async.distributed.tasks import AttemptResult, Task, Work
-from wds_async.errors import ConfigError, CostLimitReached, MissingExtra, ObjectChanged, UnsafeContent, UrlError
+from wds_async.errors import (
+    ConfigError,
+    CostLimitReached,
+    DuplicateField,
+    MissingExtra,
+    MissingField,
+    ObjectChanged,
+    UnsafeContent,
+    UrlError,
+)
 from wds_async.observe.ledger import Ledger, Ledgers
 from wds_async.redact import redact
 from wds_async.transfer.traffic import Traffic
@@ -24,7 +33,16 @@ __all__ = ["Attempt", "add_traffic", "error_text", "one_line", "skipped_entries"
 _KEPT = 1000
 """Entries of the ledger that a record names."""
 _LEDGER = ("stage", "reason", "shard", "offset", "bytes", "samples", "key", "field", "rest")
-_PERMANENT = (ConfigError, UrlError, MissingExtra, UnsafeContent, ObjectChanged, CostLimitReached)
+_PERMANENT = (
+    ConfigError,
+    UrlError,
+    MissingExtra,
+    UnsafeContent,
+    ObjectChanged,
+    CostLimitReached,
+    MissingField,
+    DuplicateField,
+)
 _MOST_CHARACTERS = 2000
 _HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 _PYTHON = os.path.join(os.path.dirname(os.path.abspath(os.__file__)), "")

@@ -124,6 +124,8 @@ class JobFolder:
         with contextlib.suppress(ShardNotFound):
             differences[:0] = _changed_inputs(self.inputs(), inputs)
         differences.sort(key=lambda text: not text.startswith("work."))  # what was changed, before what follows of it
+        # The identities follow from what else differs.
+        differences = [text for text in differences if not text.startswith("ids is ")] or differences
         raise JobChanged(
             f"{redact(self.url)} holds another job: {'; '.join(differences[:5])}. Give this one a name of its own"
             " (job=, --job), or drop the records of that one and begin again (overwrite=True, --overwrite)"

@@ -175,15 +175,18 @@ class Job:
             self.folder.finish(len(self.tasks), ids_of(self.tasks, self.work.describe()))
 
     def _failed(self, tally: Tally) -> JobFailed:
-        lines = [f"  task {number} {self._inputs(number)}: {error}" for number, error in sorted(tally.failures.items())]
+        lines = [f"  {self._named_error(number, error)}" for number, error in sorted(tally.failures.items())]
         more = [f"  and {len(lines) - _NAMED:,} more: wds-async job status"] if len(lines) > _NAMED else []
         error = JobFailed(
-            f"{redact(self.folder.url)}: {len(lines):,} of {len(self.tasks):,} tasks failed, in every attempt where"
-            " another might have helped. What is finished stays: mend what is wrong, and run the job again.\n"
-            + "\n".join(lines[:_NAMED] + more)
+            f"{redact(self.folder.url)}: {len(lines):,} of {len(self.tasks):,} tasks failed. Finished tasks are kept:"
+            " mend what is wrong, and run the job again.\n" + "\n".join(lines[:_NAMED] + more)
         )
         error.failures = tuple(sorted(tally.failures.items()))
         return error
+
+    def _named_error(self, number: int, error: str) -> str:
+        inputs = self._inputs(number)
+        return f"task {number} {inputs}: {error.removeprefix(f'{inputs[1:-1]}: ')}"
 
     def _named(self, numbers: Iterable[int]) -> str:
         return ", ".join(f"{number} {self._inputs(number)}" for number in numbers)

@@ -69,7 +69,10 @@ def check_template(template: str, tasks: int, *, parts: bool = False) -> None:
         known = "task, part and name (of the input)"
         raise ConfigError(f"output={redact(template)!r}: unknown fields {sorted(unknown)}; there are {known}")
     if tasks > 1 and names[0] == names[1]:
-        raise ConfigError(f"output={redact(template)!r}: all {tasks:,} tasks would write the same file; add {{task}}")
+        raise ConfigError(
+            f"output={redact(template)!r}: all {tasks:,} tasks would write the same file;"
+            " add {task}, as in 'out/{task:06d}.tar'"
+        )
     if parts and "part" not in fields:
         raise ConfigError(
             f"output={redact(template)!r}: a task may fill more than one tar; add {{part:03d}} to the name"

@@ -63,7 +63,8 @@ class JobSummary:
         out += f", {self.samples_out:,} out, {self.dropped:,} dropped" if self.samples_out or self.dropped else ""
         out += f", {self.skipped:,} passed over" if self.skipped else ""
         size = f"{_size(self.bytes_in)} in, {_size(self.bytes_out)} out in {self.seconds:,.1f} s"
-        cost = f"; {self.requests:,} requests, {self.dollars}" if self.requests else ""
+        cost = f"; {self.requests:,} request{'' if self.requests == 1 else 's'}" if self.requests else ""
+        cost += f", {self.dollars}" if self.requests and self.dollars != FREE else ""
         return f"{redact(self.job)}: {', '.join(parts)}; {out}; {size}{cost}"
 
 
