@@ -148,6 +148,19 @@ def test_what_does_not_fit_fails_its_tasks_and_leaves_nothing(
     until(lambda: not list(here.glob("scratch/*")))  # commands that were begun ahead may still run
 
 
+def test_a_missing_field_is_not_looked_for_again(call: Call) -> None:
+    result = call("select", "in/*.tar", "o/", "jpg")
+    assert result.exit_code == 1
+    assert "attempts repeated" not in result.output
+    assert "run again" not in result.output
+
+
+def test_an_expression_that_is_never_true_is_mentioned(call: Call) -> None:
+    result = call("filter", "in/*.tar", "o/", "False")
+    assert result.exit_code == 0
+    assert "no sample was left to write" in result.stderr
+
+
 def test_rename_moves_fields_and_keys(call: Call) -> None:
     assert call("rename", "in/*.tar", "r/{task}.tar", "text.txt=txt", "txt=json", "--key", "'x-' + key").exit_code == 0
     (first, *_) = samples("r/1.tar")

@@ -97,8 +97,9 @@ def test_hugging_face_reads_it_and_create_makes_the_same_shards_of_it() -> None:
 
 def test_chosen_fields_have_the_names_of_their_columns() -> None:
     write("a.tar", {"__key__": "x", "png": PNG, "cls": "7", "npy": b"\xff"})
-    convert("a.tar", "out/", to="imagefolder", fields={"png": "png", "cls": "label"})
+    summary = convert("a.tar", "out/", to="imagefolder", fields={"png": "png", "cls": "label"})
     assert Path("out/a/x.png").read_bytes() == PNG
+    assert summary.bytes_out == len(PNG) + Path("out/a/metadata.jsonl").stat().st_size
     assert json.loads(Path("out/a/metadata.jsonl").read_text()) == {"file_name": "x.png", "__key__": "x", "label": 7}
 
 

@@ -109,7 +109,9 @@ def _run(made: CreateJob, display: running.ProgressDisplay, output: str, dry_run
     assert made.plan is not None
     lines = list(made.plan.lines(running.cost_of(made.plan.store.counts.buckets)))
     if output != "-":
-        running.run_job(made, display, writes=output, dry_run=dry_run, yes=yes, source=lines)
+        summary = running.run_job(made, display, writes=output, dry_run=dry_run, yes=yes, source=lines)
+        if summary is not None and summary.skipped:
+            terminal.say(f"{redact(made.errors_url)} names what was passed over", err=True)
         return
     for line in lines:
         terminal.say(f"  {line}", err=True)

@@ -22,7 +22,7 @@ from wds_async.config import transfer_config
 from wds_async.distributed.engines import ENGINES
 from wds_async.distributed.jobs import Job
 from wds_async.distributed.outputs import shard_name
-from wds_async.distributed.progress import JobProgress
+from wds_async.distributed.progress import JobProgress, JobSummary
 from wds_async.distributed.resharding import ReshardJob
 from wds_async.distributed.tasks import AttemptResult, Input
 from wds_async.errors import JobFailed
@@ -199,8 +199,9 @@ def run_job(
     yes: bool,
     retry: bool = False,
     source: Sequence[str] = (),
-) -> None:
-    """Say what ``job``, which reports to ``display``, will do, ask on a terminal, run it, and print the summary.
+) -> JobSummary | None:
+    """Say what ``job``, which reports to ``display``, will do, ask on a terminal, run it, and print the summary, which
+    is returned; None with ``dry_run``.
     ``source``: lines that say what is read, where the inputs of tasks do not tell."""
     outlook = _outlook_of_reshard(job, writes) if isinstance(job, ReshardJob) else _outlook(job, writes, retry, source)
     terminal.say(f"{display.name}: {outlook.state}", err=True)
@@ -208,7 +209,7 @@ def run_job(
         terminal.say(f"  {line}", err=True)
     terminal.say(f"  records {redact(job.folder.url)}", err=True)
     if dry_run:
-        return
+        return None
     if not (outlook.nothing or yes) and _is_interactive():
         click.confirm("Start?", default=True, abort=True, err=True)
     display.expect(outlook.tasks, outlook.finished)
@@ -223,6 +224,9 @@ def run_job(
             terminal.say(str(display.last))
         raise
     terminal.say(str(summary))
+    if summary.samples_in and summary.dropped and not summary.samples_out:
+        terminal.say("no sample was left to write", err=True)
+    return summary
 
 
 def _is_interactive() -> bool:

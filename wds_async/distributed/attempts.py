@@ -108,7 +108,7 @@ class Attempt:
 def error_text(exn: BaseException, task: Task) -> str:
     """Return an error of ``task`` as one line, see `one_line`, with a shard where it names none."""
     text = one_line(exn)
-    urls = [redact(one.url) for one in task.inputs]
+    urls = [redact(one.url) for one in task.inputs if "/_wds/" not in one.url]  # not a job's own files
     if urls and not any(url in text for url in urls):
         return f"{urls[0]}{f' and {len(urls) - 1} more' if len(urls) > 1 else ''}: {text}"
     return text

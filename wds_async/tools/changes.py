@@ -57,7 +57,7 @@ def renamed(sample: Sample, names: Mapping[str, str], key: str = "") -> dict[str
     """Return the sample with the fields ``names`` (new: old) renamed, and with the key that the expression ``key``
     gives. MissingField for an old name that is not there; ConfigError for a new one that is there already."""
     if missing := [old for old in names.values() if old not in sample]:
-        raise _missing(sample, missing, "")
+        raise _missing(sample, missing, "It is NEW=OLD, and the old name has to be there")
     moved = {old: new for new, old in names.items()}
     result = {moved.get(name, name): data for name, data in sample.items()}
     if len(result) < len(sample):

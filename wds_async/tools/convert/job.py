@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import re
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -114,6 +115,7 @@ class ConvertWork:
         """Read the input of ``task``, and write it in the other format."""
         out = output_folder(self.output)
         more: dict[str, Any] = {}
+        images = 0
         match self.to:
             case "shards":
                 samples, outputs = self._to_shards(task, out)
@@ -122,7 +124,7 @@ class ConvertWork:
             case "mds" | "litdata":
                 samples, outputs, more["columns"] = self._to_columns(task, out)
             case "imagefolder":
-                samples, outputs = self._to_imagefolder(task, out)
+                samples, outputs, images = self._to_imagefolder(task, out)
             case _:
                 samples, outputs = self._to_parquet(task, out)
         return Record(
@@ -133,7 +135,7 @@ class ConvertWork:
             samples_in=samples,
             samples_out=samples,
             bytes_in=sum(one.size or 0 for one in task.inputs),
-            bytes_out=sum(one.bytes for one in outputs),
+            bytes_out=sum(one.bytes for one in outputs) + images,
             more=more,
         )
 
@@ -220,15 +222,16 @@ class ConvertWork:
             count = write_parquet(rows, sink, tuple(self.fields), self.row_group)
             return count, [sink.commit(out, count)]
 
-    def _to_imagefolder(self, task: Task, out: str) -> tuple[int, Sequence[Output]]:
-        count = 0
+    def _to_imagefolder(self, task: Task, out: str) -> tuple[int, Sequence[Output], int]:
+        """Write images and ``metadata.jsonl``; return also the bytes of the images."""
+        count, sizes = 0, array("Q")
         with self._sink(task) as sink:
-            for line in write_images(self._rows(task), sink.url.removesuffix(METADATA), self.options):
+            for line in write_images(self._rows(task, sizes), sink.url.removesuffix(METADATA), self.options):
                 sink.write(line)
                 count += 1
-            return count, [sink.commit(out, count)]
+            return count, [sink.commit(out, count)], sum(sizes)
 
-    def _rows(self, task: Task) -> Iterator[tuple[dict[str, Any], dict[str, bytes]]]:
+    def _rows(self, task: Task, sizes: array[int]) -> Iterator[tuple[dict[str, Any], dict[str, bytes]]]:
         names: set[str] = set()
         for sample in self._samples(task):
             with _naming(sample):
@@ -236,6 +239,7 @@ class ConvertWork:
                 if line["file_name"] in names:
                     raise ValueError("its key is there twice, and so would be its images")
             names.add(line["file_name"])
+            sizes.extend(map(len, images.values()))
             yield line, images
 
     def _features(self, sample: Mapping[str, Any]) -> dict[str, Values]:

@@ -401,13 +401,17 @@ class CreateJob(Job):
             return set()
         return {entry.url.rpartition("/")[2] for entry in entries}
 
+    @property
+    def errors_url(self) -> str:
+        """URL of the file that names what was skipped."""
+        return f"{self.folder.out}{self.folder.url.rpartition('/')[2]}-errors.jsonl"
+
     def _write_errors(self) -> None:
         """Write what was skipped, one object a line; nothing where nothing was."""
-        name = f"{self.folder.out}{self.folder.url.rpartition('/')[2]}-errors.jsonl"
         sink = None
         for record in self.folder.records(range(len(self.tasks))):
             for entry in record.skipped:
-                sink = sink or open_sink(name, options=self.folder.options)
+                sink = sink or open_sink(self.errors_url, options=self.folder.options)
                 line = {new: entry.get(old) for new, old in _ERROR_NAMES.items()}
                 sink.write(json.dumps(line, ensure_ascii=False).encode("utf-8", "surrogateescape") + b"\n")
         if sink is not None:
