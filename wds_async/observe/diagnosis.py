@@ -262,7 +262,7 @@ def _cpu(figures: Figures) -> Diagnosis:
         why += f" ({figures.bytes / figures.samples:,.0f} bytes a sample)"
     most = min(figures.cores or 2 * figures.workers + 2, figures.shards or 1 << 30)
     workers = min(most, max(2, 2 * figures.workers))
-    profile = "make cheaper the functions that `py-spy top --pid PID` names"
+    profile = "speed up the functions that `py-spy top --pid PID` names"
     if workers > figures.workers:
         return Diagnosis(Bound.CPU, why, f"num_workers={workers}, or {profile}")
     return Diagnosis(Bound.CPU, why, f"{profile}, or do their work once, when shards are written; or more cores")
