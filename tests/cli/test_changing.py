@@ -104,6 +104,23 @@ def test_an_output_does_not_replace_an_input(
     assert call("filter", "in/t-0.tar", "in/{name}-{part}.tar", "--maxcount", 2, "True").exit_code == 0
 
 
+def test_standard_input_is_read_once(program: Callable[..., Any], here: Path) -> None:
+    with wds.TarWriter(here / "odd.tar", mtime=0) as sink:
+        for n in range(3000):  # more than the first read takes, so that a second attempt would begin with a header
+            sink.write({"__key__": f"{n:05d}", "txt": "x"} | ({} if n == 3 else {"json": {"n": n}}))
+    for command in (["filter", "-", "out/", "json.n >= 0"], ["sort", "-", "out/", "--by", "json.n"]):
+        with open(here / "odd.tar", "rb") as file:
+            result = program(*command, cwd=here, input=file.read())
+        assert result.returncode == 1, result
+        assert re.search(rb"'00003'.*it is not run again, since what was read of - ", result.stderr), result
+    for command in (["filter", "-", "new/", "True"], ["sort", "-", "new.tar"]):
+        for shard, more in ((0, []), (1, []), (1, ["--overwrite"])):
+            data = (here / f"in/t-{shard}.tar").read_bytes()
+            result = program(*command, *more, cwd=here, input=data)
+            assert result.returncode == (2 if (shard, more) == (1, []) else 0), result
+        assert keys("new/-.tar" if command[0] == "filter" else "new.tar") == keys("in/t-1.tar")
+
+
 def test_two_inputs_of_one_name_are_refused(call: Call, here: Path) -> None:
     with wds.TarWriter(here / "other/t-0.tar.gz", mtime=0) as sink:
         sink.write({"__key__": "a", "txt": "x"})

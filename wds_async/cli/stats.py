@@ -8,7 +8,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import click
@@ -17,6 +16,7 @@ from rich.table import Table
 
 from wds_async.cli import running, shards, terminal
 from wds_async.dataset import WebDataset
+from wds_async.storage.sink import publish
 from wds_async.tools.statistics import (
     FieldStatistics,
     ShardStatistics,
@@ -82,7 +82,7 @@ def command(
     else:
         found, names = _run(urls, work, records, overwrite=overwrite, **options)
     if sheet is not None:
-        Path(sheet).write_bytes(_sheet(found, names))
+        publish(sheet, _sheet(found, names))
     if as_json:
         click.echo(json.dumps(_values(found)))
     else:

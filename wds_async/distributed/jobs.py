@@ -227,23 +227,27 @@ class _Drive:
 
     def _ended(self, result: AttemptResult) -> None:
         number, tally, job = result.task, self._tally, self._job
+        error = result.error
         tally.add(result)
         if result.record is not None:
             self._left -= 1
             return
         counts, most = (self._losses, _LOST_FACTOR * job.attempts) if result.lost else (self._errors, job.attempts)
         counts[number] = counts.get(number, 0) + 1
-        if not result.permanent and counts[number] < most:
+        stream = next((one.url for one in job.tasks[number].inputs if one.is_stream), None)
+        if stream is not None:
+            error += f"; it is not run again, since what was read of {stream} cannot be read again"
+        elif not result.permanent and counts[number] < most:
             tally.lost += result.lost
             tally.retried += not result.lost
             logger.info("task %d: %s; it is run again (%d of %d)", number, result.error, counts[number], most)
             heapq.heappush(self._again, (time.monotonic() + min(30.0, 0.1 * 2 ** counts[number]), number))
             return
         self._left -= 1
-        tally.failures[number] = result.error
-        logger.error("task %d failed: %s", number, result.error)
+        tally.failures[number] = error
+        logger.error("task %d failed: %s", number, error)
         with contextlib.suppress(WdsError):  # the error itself is raised at the end
-            job.folder.note_failure(number, result.error, counts[number])
+            job.folder.note_failure(number, error, counts[number])
 
     def _report(self, result: AttemptResult) -> None:
         if self._job.on_progress is not None:

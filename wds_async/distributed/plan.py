@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import operator
 import os
+import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, overload
 
 from wds_async.arguments import check_size
-from wds_async.distributed.tasks import Input, Task, identity
+from wds_async.distributed.tasks import STREAM, Input, Task, identity
 from wds_async.errors import ConfigError, UrlError
 from wds_async.shardlists import spec
 from wds_async.storage.listing.expand import Urls, listed_by_folder, matches
@@ -40,7 +41,16 @@ def planned(urls: Urls, options: Mapping[str, Any] | StorageOptions | None = Non
             raise probed.error
         if probed.checked:
             inputs[probed.url] = Input(probed.url, probed.size, probed.version)
+    for url in [url for url, one in inputs.items() if one.size is None and not one.version and _is_stream(url)]:
+        inputs[url] = Input(url, None, f"{STREAM}{os.urandom(8).hex()}")
     return [inputs[entry.url] for entry in named]
+
+
+def _is_stream(url: str) -> bool:
+    try:
+        return url == "-" or stat.S_ISFIFO(os.stat(url).st_mode)
+    except (OSError, ValueError):
+        return False
 
 
 def _unlisted(urls: Urls, options: StorageOptions) -> Urls:

@@ -11,7 +11,22 @@ from typing import Any, Protocol
 from wds_async.errors import ConfigError
 from wds_async.redact import redact
 
-__all__ = ["AttemptResult", "Input", "Output", "Record", "Task", "Work", "identity", "record_bytes", "record_of"]
+__all__ = [
+    "STREAM",
+    "AttemptResult",
+    "Input",
+    "Output",
+    "Record",
+    "Task",
+    "Work",
+    "identity",
+    "record_bytes",
+    "record_of",
+]
+
+
+STREAM = "stream "
+"""Beginning of the version of a stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +37,13 @@ class Input:
     size: int | None = None
     """Bytes; None where no listing tells."""
     version: str = ""
-    """ETag, generation, or size and date of a file; "" where its store gives none."""
+    """ETag, generation, or size and date of a file; "" where its store gives none; `STREAM` and a random number for
+    standard input and FIFOs, which may give other data to the next run."""
+
+    @property
+    def is_stream(self) -> bool:
+        """True for standard input and FIFOs: what was read of them cannot be read again."""
+        return self.version.startswith(STREAM)
 
 
 class Work(Protocol):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from wds_async.errors import ConfigError
+from wds_async.errors import ConfigError, StorageError
 from wds_async.redact import redact
 from wds_async.tar.group import SKIP_META, base_plus_ext
 
@@ -208,7 +208,10 @@ class RowStore:
         return digest.hexdigest()
 
     def _flush(self) -> None:
-        self._db.executemany("INSERT INTO rows VALUES (?, ?, ?)", self._new)
+        try:
+            self._db.executemany("INSERT INTO rows VALUES (?, ?, ?)", self._new)
+        except sqlite3.OperationalError as exn:
+            raise StorageError(f"the temporary file of the rows, at row {len(self)}: {exn}. Set TMPDIR.") from exn
         self._new.clear()
         self._new_bytes = 0
 
