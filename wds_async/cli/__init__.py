@@ -45,7 +45,7 @@ GROUPS = {
         "map": "Apply a function to the samples of any number of shards, on many machines.",
         "reshard": "Shuffle, sort, split or join the samples of any number of shards, or write shards of another size.",
         "index": "Write indexes of shards, for lengths and random access.",
-        "convert": "Convert shards to and from TFRecord, MDS and LitData, and to Parquet.",
+        "convert": "Convert shards to and from TFRecord, MDS and LitData, and to Parquet and folders of images.",
         "copy": "Copy shards from one store to another, byte for byte.",
         "job": "See the jobs of these commands; finish them, run again what failed.",
     },
