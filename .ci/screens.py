@@ -147,7 +147,7 @@ def main() -> None:
             addresses = [f"http://127.0.0.1:{port}" for port in (51080, 9464, 9465)]
             draw("top", "wds-async top " + " ".join(addresses), screen_of([*WDS, "top", *addresses], 12, 130, 40))
         command = [sys.executable, "-c", TRAIN.format(seconds=0.001), urls]
-        draw("progress", "WDS_PROGRESS=1 python train.py", screen_of(command, 7, 110, 6, WDS_PROGRESS="1"))
+        draw("progress", "WDS_PROGRESS=1 python train.py", screen_of(command, 7, 128, 6, WDS_PROGRESS="1"))
         job = [*WDS, "filter", urls, "large/", "fraction(key) < 0.5", "--yes"]
         shown = "wds-async filter 'http://…/train-{000..059}.tar' large/ 'fraction(key) < 0.5' --yes"
         draw("job", shown, screen_of(job, 9, 110, 12, folder))
