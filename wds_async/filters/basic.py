@@ -234,7 +234,7 @@ class NumbersState(RandomState):
     def number(self) -> int:
         """Return the next number."""
         if self.rng is None:
-            # A generator of our own: the numbers are the same whoever else draws from the global one meanwhile.
+            # A generator of our own: draws of others from the global one change none of its numbers.
             self.begin(random.Random(global_draws()() if self._loaded is None else 0))
         number: int = self.rng.getrandbits(32)
         return number

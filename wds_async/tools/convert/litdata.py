@@ -170,7 +170,7 @@ def _inflated(packed: bytes, source: ByteSource) -> bytes:
 
 
 class _ArrowFile:
-    """What pyarrow wants of a file that is read in order."""
+    """File for pyarrow that is read in order."""
 
     closed = False
 
